@@ -56,6 +56,9 @@ class DdpSettings(Noun, frozen=True):
     ``sharded_optimizer``: the optimizer is a ``ZeroRedundancyOptimizer``.
     ``gradients``: when these have memory of their own beside DDP's buckets (empty: not known).
     ``units``: the script calls ``fully_shard`` in place of DDP; each unit is a layer of the workload, in their order.
+    ``replicas``: by a mesh of two dimensions, as many groups of neighbours have a copy of the parameters each (HSDP).
+    ``all_reduce_deferred``: their shards are added up over them in the last micro-batch alone
+    (``set_requires_all_reduce``), and not behind each reduce-scatter.
     """
 
     torch: str
@@ -79,9 +82,11 @@ class DdpSettings(Noun, frozen=True):
     sparse_gradient_bytes: int = 0
     sharded_optimizer: bool = False
     gradients: GradientMemory = ""
+    replicas: int = 1
+    all_reduce_deferred: bool = False
 
     def __post_init__(self) -> None:
-        for key in ("devices", "accumulate"):
+        for key in ("devices", "accumulate", "replicas"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"ddp has {key} {getattr(self, key)}", allowed="1 or more")
         buckets = (*self.bucket_caps_bytes, *self.initial_bucket_bytes, *self.bucket_bytes)

@@ -175,6 +175,16 @@ class Plan(Noun, frozen=True):
         """The devices that the samples of a step are divided among: all, or as many as each rank class has."""
         return self.devices // self.parallelism.classes
 
+    @property
+    def replicas(self) -> int:
+        """How many groups of neighbours divide a copy of the parameters each, where the strategy is sharded."""
+        return self.parallelism.replicas if self.data_devices > 1 else 1
+
+    @property
+    def shard_devices(self) -> int:
+        """The devices of each of the ``replicas``."""
+        return self.data_devices // self.replicas
+
     def class_of(self, rank: int) -> int:
         """The rank class of a rank: neighbours are the parts of a stage, as often as its data is divided."""
         parts = self.parallelism.parts
@@ -200,16 +210,32 @@ class Plan(Noun, frozen=True):
         return self.wire_dtype or "float32"
 
     @property
-    def collective(self) -> Collective:
-        """What adds up the plan's gradients over the devices that have the same layers."""
+    def data_layout(self) -> Layout:
+        """The layout of the devices that have the same layers."""
         parts = self.parallelism.parts
+        return self.layout.group(self.data_devices * parts).spread(parts)
+
+    @property
+    def collective(self) -> Collective:
+        """What adds up the plan's gradients over the devices that have the same layers, or share a copy of them."""
         return Collective(
             algorithm=self.algorithm,
-            devices=self.data_devices,
-            layout=self.layout.group(self.data_devices * parts).spread(parts),
+            devices=self.shard_devices,
+            layout=self.data_layout.group(self.shard_devices),
             wire_dtype=self.priced_wire_dtype,
             kind=self.parallelism.gradient_collective,
         )
+
+    @property
+    def of_all_data(self) -> Collective:
+        """The same over all devices that have the same layers: several copies of them too."""
+        return msgspec.structs.replace(self.collective, devices=self.data_devices, layout=self.data_layout)
+
+    @property
+    def between_replicas(self) -> Collective:
+        """What adds up a shard over the copies of the parameters."""
+        apart = self.data_layout.spread(self.shard_devices)
+        return msgspec.structs.replace(self.collective, devices=self.replicas, layout=apart, kind="allreduce")
 
     @property
     def joining(self) -> Collective:

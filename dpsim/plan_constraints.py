@@ -29,9 +29,20 @@ def _computing(plan: Any) -> int:
 
 
 def _divides_nodes_unevenly(plan: Any) -> bool:
-    parts, of_a_node = strategy_of(plan).parts, plan.layout.of_a_node
-    groups = {parts, parts * _computing(plan)}
+    strategy, of_a_node = strategy_of(plan), plan.layout.of_a_node
+    groups = {strategy.parts, strategy.parts * _computing(plan), max(_computing(plan) // strategy.replicas, 1)}
     return any(group % of_a_node and of_a_node % group for group in groups)
+
+
+def _replicas_divide(plan: Any) -> bool:
+    replicas = strategy_of(plan).replicas
+    return 1 in (replicas, plan.devices) or (plan.devices % replicas == 0 and plan.devices >= 2 * replicas)
+
+
+def _replicas_have_subtrees(plan: Any) -> bool:
+    """Whether the leaves of each group of neighbours are a subtree of the fixed order of addition."""
+    of_each, rest = divmod(plan.leaves, strategy_of(plan).replicas)
+    return strategy_of(plan).replicas == 1 or (rest == 0 < of_each and of_each & (of_each - 1) == 0)
 
 
 def asynchronous_with(field: str, allowed: object, plan: Any) -> bool:
@@ -130,12 +141,26 @@ CONSTRAINTS = (
         "change --devices, or stages=N or parts=N of the strategy",
     ),
     Constraint(
+        "strategy devices",
+        lambda plan: not _replicas_divide(plan),
+        "strategy {strategy} on {devices} devices, which do not fill as many groups of 2 devices or more evenly",
+        "a multiple of replicas: 2 devices or more for each",
+        "change --devices, or replicas=N of the strategy",
+    ),
+    Constraint(
+        "strategy leaves",
+        lambda plan: plan.leaves > 0 and not _replicas_have_subtrees(plan),
+        "strategy {strategy} with {leaves} leaves, whose fixed order of addition replicas would change",
+        "leaves that are a power of 2 times replicas",
+        "change leaves (which makes it another training), or replicas=N of the strategy",
+    ),
+    Constraint(
         "strategy layout devices",
         lambda plan: bool(plan.layout) and _divides_nodes_unevenly(plan),
-        "strategy {strategy} on the layout {layout}, where neighbours that belong together (the devices of a stage, or"
-        " the parts of a layer) would be an uneven part of the nodes",
+        "strategy {strategy} on the layout {layout}, where neighbours that belong together (the devices of a stage or a"
+        " replica, or the parts of a layer) would be an uneven part of the nodes",
         "numbers of them that divide the devices of a node, or hold whole nodes",
-        "change --devices, or stages=N or parts=N of the strategy",
+        "change --devices, or stages=N, parts=N or replicas=N of the strategy",
     ),
     Constraint(
         "strategy fusion_rule",

@@ -87,7 +87,9 @@ class Schedule:
 
     Where a schedule is ``sharded``, gradients are reduce-scattered, and a rank updates its shard of every bucket
     (``dpsim.kernels.allreduce.shards``) and holds optimizer state for it alone; all-gathers of parameters bring the
-    shards together, after the update or before they are needed.
+    shards together, after the update or before they are needed. Where the plan has several replicas
+    (``Plan.shard_devices``), gathers and reduce-scatters are those of each group of neighbours that share a copy, and
+    the allreduce of a bucket behind its reduce-scatter adds up each shard over the groups.
 
     ``gradient_slots`` and ``parameter_slots``: how many buckets of a class have memory at once, bucket k in slot k
     modulo that number, while a rank keeps its shard of each; 0 where all have memory of their own. ``stashes[c]`` is
@@ -152,7 +154,7 @@ class Schedule:
     @property
     def gradient_collectives(self) -> Ints:
         """The collectives that add up buckets of gradients, in the order in which they are sent."""
-        return np.flatnonzero((self.kind == ALLREDUCE_EVENT) | (self.kind == REDUCE_SCATTER_EVENT))
+        return np.flatnonzero(self.kind == (REDUCE_SCATTER_EVENT if self.sharded else ALLREDUCE_EVENT))
 
     @property
     def summed_bytes(self) -> Ints:

@@ -39,10 +39,11 @@ class Strategy(Noun, frozen=True):
     asynchronous: ClassVar[bool] = False
 
     @classmethod
-    def candidates(cls, devices: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
+    def candidates(cls, devices: int, nodes: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
         """Return the settings that are compared where the best ones are asked for.
 
-        The number of layers bounds the stages, and that of column blocks the parts.
+        The number of layers bounds the stages, and that of column blocks the parts. ``nodes`` is 1 where nothing is
+        known of nodes.
         """
         return (cls(),)
 
@@ -59,6 +60,11 @@ class Strategy(Noun, frozen=True):
     @property
     def parts(self) -> int:
         """Into how many parts the column blocks of each stage are divided."""
+        return 1
+
+    @property
+    def replicas(self) -> int:
+        """How many copies there are of what devices divide into shards, each among as many neighbours."""
         return 1
 
     @property
@@ -126,7 +132,9 @@ class Zero3(Strategy, frozen=True):
     """ZeRO-2 in which a device keeps its shard of the parameters alone (FSDP). A bucket is a unit of whole layers.
 
     A unit is gathered before it is needed, while the ``prefetch`` units before it compute. With ``reshard`` it is given
-    up after forward and gathered again for backward; without, it is kept from forward to backward.
+    up after forward and gathered again for backward; without, it is kept from forward to backward. With several
+    ``replicas`` (HSDP) each of as many groups of neighbours divides the model among its devices, and allreduces add up
+    the shards of all groups.
     """
 
     name = "zero3"
@@ -134,13 +142,18 @@ class Zero3(Strategy, frozen=True):
 
     prefetch: int = 1
     reshard: bool = True
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         _at_least(self, "prefetch", 0)
+        _at_least(self, "replicas", 1)
 
     @classmethod
-    def candidates(cls, devices: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
-        return tuple(cls(prefetch=prefetch, reshard=reshard) for reshard in (True, False) for prefetch in (1, 2))
+    def candidates(cls, devices: int, nodes: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
+        """Return each of two numbers of units ahead, given up or not, with a copy in all and with one in each node."""
+        copies = (1, nodes) if 1 < nodes < devices else (1,)
+        settings = itertools.product(copies, (True, False), (1, 2))
+        return tuple(cls(prefetch=prefetch, reshard=reshard, replicas=each) for each, reshard, prefetch in settings)
 
 
 class Pipeline(Strategy, frozen=True):
@@ -168,7 +181,7 @@ class Pipeline(Strategy, frozen=True):
         _at_least(self, "parts", 1)
 
     @classmethod
-    def candidates(cls, devices: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
+    def candidates(cls, devices: int, nodes: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
         """Return each number of stages and of parts that fills the devices evenly, with and without shards.
 
         Parts are powers of 2. Where there are no such stages they are 2, which a plan refuses by name. The order is
@@ -207,7 +220,7 @@ class Tensor(Strategy, frozen=True):
         _at_least(self, "parts", 1)
 
     @classmethod
-    def candidates(cls, devices: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
+    def candidates(cls, devices: int, nodes: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
         """Return each number of parts that fills the devices evenly and is a power of 2, with and without shards.
 
         Where there is none it is 2, which is refused by name.
@@ -233,7 +246,7 @@ class Asynchronous(Strategy, frozen=True):
     staleness: int = 4
 
     @classmethod
-    def candidates(cls, devices: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
+    def candidates(cls, devices: int, nodes: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
         """Return none: there is no step to compare."""
         return ()
 
@@ -368,3 +381,8 @@ def _at_least(strategy: Strategy, key: str, least: int) -> None:
 
 FULLY_SHARD = Zero3(prefetch=0)
 """What PyTorch's ``fully_shard`` does on processors: nothing runs during a gather; on GPUs it gathers one ahead."""
+
+
+def fully_sharded(replicas: int) -> str:
+    """Return the strategy of ``fully_shard`` on processors with a mesh of so many replicas."""
+    return msgspec.structs.replace(FULLY_SHARD, replicas=replicas).text

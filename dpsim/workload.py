@@ -270,6 +270,11 @@ class Workload(Noun, frozen=True, dict=True):
         return (accumulate - 1,) if self.ddp is None else self.ddp.reducing(accumulate)
 
     @property
+    def all_reduce_deferred(self) -> bool:
+        """Whether shards are added up over replicas in the last micro-batch alone."""
+        return self.ddp is None or self.ddp.all_reduce_deferred
+
+    @property
     def gradient_memory(self) -> GradientMemory:
         """When the gradients of its script have memory of their own; empty where there is none, or it is not known."""
         return "" if self.ddp is None else self.ddp.gradients

@@ -30,6 +30,8 @@ IMPOSSIBLE: tuple[dict[str, Any], ...] = (
     {"batch_norm": "global", "fusion_rule": "horovod", "overlap": "inline"},
     {"batch_norm": "global", "accumulate": 2},
     {"strategy": "pipeline:stages=3"},
+    {"strategy": "zero3:replicas=2", "devices": 3},
+    {"strategy": "zero3:replicas=2", "devices": 4, "leaves": 6, "batch_norm": "leaf"},
     {"strategy": "pipeline:stages=3", "devices": 12, "layout": Layout("2x6"), "algorithm": "ring", "global_batch": 96},
     {"strategy": "zero1", "algorithm": "ring", "fusion_rule": "horovod"},
     {"strategy": "zero1", "algorithm": "one-shot"},

@@ -250,7 +250,8 @@ def _print_ddp(workload: Workload, ddp: DdpSettings, output: Path) -> None:
     if ddp.units:
         kept_units = sum(not unit.reshard for unit in ddp.units)
         print(
-            f"FSDP gathers {len(ddp.units)} unit{plural}, {kept_units} of them once a step (last unit first): {sizes}"
+            f"FSDP gathers {len(ddp.units)} unit{plural}{f' in each of {ddp.replicas} replicas' * (ddp.replicas > 1)},"
+            f" {kept_units} of them once a step (last unit first): {sizes}"
         )
         if {own, gathered, reduced} != {own}:
             print(f"parameters of {own} are gathered as {gathered}, and their gradients reduced as {reduced}")

@@ -31,6 +31,7 @@ def prepare(
     compression: Compression | None = None,
     order: SummationOrder | None = None,
     kind: CollectiveKind = "allreduce",
+    replicas: int = 1,
 ) -> PersistentAllreduce:
     """Prepare the allreduce (sum) of a contiguous 1-D array, in place. Moves nothing.
 
@@ -44,16 +45,18 @@ def prepare(
     checked (``_CheckedAllreduce``).
 
     ``kind`` reduce-scatter leaves each rank with its shard of the sum (``dpsim.kernels.allreduce.shards``), and
-    all-gather brings every rank's shard to all: by ``ring``, and by the direct exchange under any other algorithm.
+    all-gather brings every rank's shard to all: by ``ring``, and by the direct exchange under any other algorithm. With
+    several ``replicas`` the ranks are as many groups of neighbours, each of which does that for itself, and the
+    allreduce adds up each shard over the groups: in an ``order`` in which the partial sums of each are one subtree.
     """
     place = ALGORITHMS.find(algorithm).place
     if t.size == 1 or data.size == 0:
         return SteppedAllreduce(t, _nothing)
-    if (own := t.prepare(data, algorithm, compression, order, kind)) is not None:
+    if (own := t.prepare(data, algorithm, compression, order, kind, replicas)) is not None:
         return own
-    if kind != "allreduce":
+    if kind != "allreduce" or replicas > 1:
         arrays, sums = ([data, *order.extra], order.slots) if order is not None else ([data], None)
-        return MessageAllreduce(t, arrays, algorithm, sums, kind=kind)
+        return MessageAllreduce(t, arrays, algorithm, sums, kind=kind, replicas=replicas)
     if order is not None:
         return MessageAllreduce(t, [data, *order.extra], algorithm, order.slots, compression)
     if place == "shared memory":

@@ -22,7 +22,7 @@ from dpsim.errors import unknown
 from dpsim.kernels.allreduce import algorithms
 from dpsim.kernels.allreduce.shards import shard_bounds
 from dpsim.kernels.allreduce.steps import StepList
-from dpsim.kernels.allreduce.tree import PartialSums, slots
+from dpsim.kernels.allreduce.tree import PartialSums
 
 
 class _Bound(NamedTuple):
@@ -41,6 +41,7 @@ class MessageAllreduce:
     """The program of an algorithm as a ``PersistentAllreduce`` of this rank's partial sums ``arrays``, 1-D.
 
     ``order``: all ranks' partial sums, added along its tree; None: one a rank, in the algorithm's own order.
+    ``replicas``: see ``dpsim.comm.allreduce.prepare``.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class MessageAllreduce:
         order: PartialSums | None = None,
         compression: Compression | None = None,
         kind: CollectiveKind = "allreduce",
+        replicas: int = 1,
     ) -> None:
         self._transport = t
         self._arrays = arrays[: 1 if order is None else len(order.of(t.rank))]
@@ -58,7 +60,8 @@ class MessageAllreduce:
         if compression is not None:
             several_nodes = algorithm != "hierarchical" or t.size > t.devices_a_node
             rounding = "each" if order is not None else "final" if several_nodes else "none"
-        self._bound = _bound(kind, algorithm, order, t.size, t.devices_a_node, t.rank, rounding, arrays[0].size)
+        group = t.size, t.devices_a_node, replicas, t.rank
+        self._bound = _bound(kind, algorithm, order, *group, rounding, arrays[0].size)
         self._functions: list[Callable[..., object]] = [_copy, np.add]
         if compression is not None:
             self._functions += [compression.round, compression.add, compression.encode, compression.decode]
@@ -94,14 +97,15 @@ def _bound(
     order: PartialSums | None,
     ranks: int,
     devices_a_node: int,
+    replicas: int,
     rank: int,
     rounding: Rounding,
     elements: int,
 ) -> _Bound:
     own = order.of(rank) if order is not None else (rank,)
-    of = _program(kind, algorithm, order, ranks, devices_a_node, rank, rounding)
+    of = _program(kind, algorithm, order, ranks, devices_a_node, replicas, rank, rounding)
     cut: Callable[[int, int], list[int]] = even_bounds if algorithm == "halving-doubling" else chunk_bounds
-    if kind != "allreduce":
+    if kind != "allreduce" or replicas > 1:
         cut = shard_bounds
     bounds = cut(elements, of.units)
     numbers, places = _laid_out(of.buffers, bounds)
@@ -153,13 +157,15 @@ def _program(
     order: PartialSums | None,
     ranks: int,
     devices_a_node: int,
+    replicas: int,
     rank: int,
     rounding: Rounding,
 ) -> Program:
-    if kind == "allreduce":
+    if kind == "allreduce" and replicas == 1:
         steps = _steps(algorithm, order, ranks, devices_a_node)
     else:
-        steps = _shard_steps(kind, algorithm, order, ranks)
+        sums = order or algorithms.node_by_node(ranks, ranks // replicas)
+        steps = algorithms.of_shards(kind, sums, replicas, ring=algorithm == "ring" and order is None)
     return lower(steps, order.owners if order is not None else tuple(range(ranks)), rank, rounding)
 
 
@@ -197,7 +203,7 @@ def transmission(
     A rank sends its messages one after another, as it receives them, and begins a round when all of the one before have
     come. Raises ``ConfigError`` where no list of steps is known.
     """
-    programs = [_program(kind, algorithm, order, ranks, devices_a_node, rank, "none") for rank in range(ranks)]
+    programs = [_program(kind, algorithm, order, ranks, devices_a_node, 1, rank, "none") for rank in range(ranks)]
     sent, received, begun = [0.0] * ranks, [0.0] * ranks, [0.0] * ranks
     for rounds in itertools.zip_longest(*(program.rounds for program in programs)):
         under_way = []
@@ -211,13 +217,3 @@ def transmission(
             received[rank] = max(arrival, received[rank] + share)
             begun[rank] = max(begun[rank], received[rank])
     return max(begun)
-
-
-def _shard_steps(kind: CollectiveKind, algorithm: str, order: PartialSums | None, ranks: int) -> StepList:
-    """Return the steps of a reduce-scatter or an all-gather: around the ring, or else directly."""
-    if kind == "all-gather":
-        alone = slots(range(ranks + 1))
-        return algorithms.ring_all_gather(ranks) if algorithm == "ring" else algorithms.all_gather(alone)
-    if algorithm == "ring" and order is None:
-        return algorithms.plain_ring_reduce_scatter(ranks)
-    return algorithms.reduce_scatter(order or slots(range(ranks + 1)))

@@ -17,9 +17,10 @@ from dpsim.comm.compression import Compression
 from dpsim.comm.shared import shared_memory
 from dpsim.comm.transport import Array, PersistentAllreduce, Request, SummationOrder, Transport, aligned_bytes
 from dpsim.errors import AllreduceError, ConfigError
-from dpsim.kernels.allreduce.cpu import SHARD_KERNELS, STAGING_BYTES, Reduction, SharedGroup
+from dpsim.kernels.allreduce.algorithms import node_by_node
+from dpsim.kernels.allreduce.cpu import STAGING_BYTES, Reduction, SharedGroup, shard_kernel
 from dpsim.kernels.allreduce.registry import find
-from dpsim.kernels.allreduce.tree import PartialSums, slots
+from dpsim.kernels.allreduce.tree import PartialSums
 from dpsim.machine import Network, Selection
 from dpsim.memory import HOST
 from dpsim.replica import OrderedSum
@@ -124,8 +125,9 @@ class MpiTransport:
         compression: Compression | None,
         order: SummationOrder | None = None,
         kind: CollectiveKind = "allreduce",
+        replicas: int = 1,
     ) -> PersistentAllreduce | None:
-        return self.kernel(data, algorithm, compression, order, kind) if algorithm in self._kernels else None
+        return self.kernel(data, algorithm, compression, order, kind, replicas) if algorithm in self._kernels else None
 
     def kernel(
         self,
@@ -134,6 +136,7 @@ class MpiTransport:
         compression: Compression | None = None,
         order: SummationOrder | None = None,
         kind: CollectiveKind = "allreduce",
+        replicas: int = 1,
     ) -> PersistentAllreduce | None:
         """Prepare an allreduce by any version of the kernels; plans name only those in shared memory as algorithms."""
         if self._group is None:
@@ -142,10 +145,10 @@ class MpiTransport:
         shared = [array for array in arrays if array is not None]
         if len(shared) < len(arrays):
             return None
-        sums = order.slots if order is not None else slots(range(self.size + 1))
+        sums = order.slots if order is not None else node_by_node(self.size, self.size // replicas)
         operands = [shared[sums.of(owner).index(number)][owner] for number, owner in enumerate(sums.owners)]
-        if kind != "allreduce":
-            return SHARD_KERNELS[kind](self._group, operands, sums)
+        if kind != "allreduce" or replicas > 1:
+            return shard_kernel(kind, replicas)(self._group, operands, sums)
         most = data.nbytes * max(map(sums.owners.count, sums.owners))
         name = algorithm
         if algorithm == "auto":

@@ -71,7 +71,11 @@ class Progress(Protocol):
     def bucket(self) -> int: ...
 
     def prepare(
-        self, data: Array, order: SummationOrder | None = None, kind: CollectiveKind = "allreduce"
+        self,
+        data: Array,
+        order: SummationOrder | None = None,
+        kind: CollectiveKind = "allreduce",
+        replicas: int = 1,
     ) -> BucketAllreduce:
         """Prepare the allreduce of some memory, to be submitted again and again. Moves nothing."""
 
@@ -105,9 +109,13 @@ class Inline:
         self.bucket = -1
 
     def prepare(
-        self, data: Array, order: SummationOrder | None = None, kind: CollectiveKind = "allreduce"
+        self,
+        data: Array,
+        order: SummationOrder | None = None,
+        kind: CollectiveKind = "allreduce",
+        replicas: int = 1,
     ) -> BucketAllreduce:
-        allreduce = prepare(self._transport, data, self._algorithm, self._compression, order, kind)
+        allreduce = prepare(self._transport, data, self._algorithm, self._compression, order, kind, replicas)
         if isinstance(allreduce, SteppedAllreduce):
             return BucketAllreduce(allreduce, data.nbytes, allreduce.complete, allreduce.span)
         return BucketAllreduce(allreduce, data.nbytes)

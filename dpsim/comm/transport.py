@@ -136,11 +136,12 @@ class Transport(Protocol):
         compression: Compression | None,
         order: SummationOrder | None = None,
         kind: CollectiveKind = "allreduce",
+        replicas: int = 1,
     ) -> PersistentAllreduce | None:
         """Prepare this transport's own collective of ``data``, or return None if messages or MPI do it.
 
         In memory that the ranks share it is ``one-shot``, ``two-shot``, or ``auto`` for the faster one at that size;
-        reduce-scatter and all-gather are the two halves of ``two-shot``.
+        reduce-scatter and all-gather are the two halves of ``two-shot``, and so are all collectives of ``replicas``.
         The data (and what is extra in ``order``) must be a part of allocated memory, the same on every rank.
         """
 

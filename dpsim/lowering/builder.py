@@ -91,19 +91,26 @@ class Builder:
         plan: Plan,
         rank_class: int = 0,
         micro_batch: int | None = None,
+        *,
+        between_replicas: bool = False,
     ) -> int:
         """Append what adds up the gradients of a bucket, after the backwards of its tensors; its number.
 
-        Without ``micro_batch`` it is the last one's.
+        Without ``micro_batch`` it is the last one's. With ``between_replicas`` an allreduce of each shard follows,
+        whose number it is then.
         """
-        return self.add(
-            REDUCE_SCATTER_EVENT if plan.parallelism.sharded else ALLREDUCE_EVENT,
-            dict.fromkeys(backwards),
+        size_bytes = int(buckets.size_bytes[bucket])
+        add = functools.partial(
+            self.add,
             bucket=bucket,
             micro_batch=plan.accumulate - 1 if micro_batch is None else micro_batch,
-            size_bytes=int(buckets.size_bytes[bucket]),
             rank_class=rank_class,
         )
+        kind = REDUCE_SCATTER_EVENT if plan.parallelism.sharded else ALLREDUCE_EVENT
+        summed = add(kind, dict.fromkeys(backwards), size_bytes=size_bytes)
+        if not between_replicas:
+            return summed
+        return add(ALLREDUCE_EVENT, [summed], size_bytes=-(-size_bytes // plan.shard_devices))
 
     def update(
         self,

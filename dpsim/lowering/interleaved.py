@@ -48,7 +48,8 @@ def interleaved(
     ``gathers`` are in the order in which they are sent; with ``gathers_after`` parameters are gathered after the update
     too. The ranks agree by ``agreement`` bytes before the update that all numbers are finite (0: they do not).
     Gradients are summed in the last micro-batch, and in others where a script does not defer that
-    (``Workload.reducing``); the next micro-batch waits for its sums.
+    (``Workload.reducing``); the next micro-batch waits for its sums. Several replicas add up their shards behind each
+    of these, or behind those of the last micro-batch alone (``Workload.all_reduce_deferred``).
     """
     computation = computation_of(workload, plan.accumulate, plan.batch_norm, distributed=plan.devices > 1)
     columns, summing = computation.columns, [computation.finals[each] for each in workload.reducing(plan.accumulate)]
@@ -75,7 +76,10 @@ def interleaved(
         number.append(builder.add(kind, after, layer=layer, micro_batch=micro_batch, size_bytes=sizes[row]))
         for bucket, backwards in complete.get(row, ()):
             after = [number[each] for each in backwards]
-            summed.append(builder.sum_bucket(buckets, bucket, after, plan, micro_batch=micro_batch))
+            last = micro_batch == plan.accumulate - 1
+            between = plan.replicas > 1 and (last or not workload.all_reduce_deferred)
+            sent = builder.sum_bucket(buckets, bucket, after, plan, micro_batch=micro_batch, between_replicas=between)
+            summed.append(sent)
     update = builder.update(
         summed or [len(builder) - 1],
         plan,

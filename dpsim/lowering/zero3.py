@@ -21,7 +21,14 @@ from dpsim.lowering.computation import computation_of
 from dpsim.lowering.fusion import Buckets, Ints
 from dpsim.lowering.interleaved import Gather, interleaved
 from dpsim.plan import Plan
-from dpsim.schedule import ALL_GATHER_EVENT, BACKWARD_EVENT, FORWARD_EVENT, REDUCE_SCATTER_EVENT, Schedule
+from dpsim.schedule import (
+    ALL_GATHER_EVENT,
+    ALLREDUCE_EVENT,
+    BACKWARD_EVENT,
+    FORWARD_EVENT,
+    REDUCE_SCATTER_EVENT,
+    Schedule,
+)
 from dpsim.strategy import Zero3
 from dpsim.units import ITEM_BYTES
 from dpsim.workload import Workload
@@ -47,7 +54,8 @@ def lower(
     """Return the operations of one step (see ``dpsim.lowering.lower``), in the order of the arrays:
 
     the computation of data parallelism, with all-gathers of units before it needs them and, in the last micro-batch,
-    each unit's reduce-scatter behind the backward that completes it; the sum of batch norm's leaf statistics; the
+    each unit's reduce-scatter behind the backward that completes it, and with several replicas the allreduce of its
+    shards; the sum of batch norm's leaf statistics; the
     agreement of the ranks; the update. A unit is a bucket of whole layers: the bucket that the fusion rule makes, and
     what is left of the layer that it ends in.
 
@@ -97,13 +105,14 @@ def _as_sent(schedule: Schedule) -> Schedule:
 
     A parameter is cut along its first extent, which is padded to a multiple of the ranks.
     """
-    tensors, devices, starts = schedule.workload.tensors, schedule.plan.devices, schedule.bucket_start
+    tensors, devices, starts = schedule.workload.tensors, schedule.plan.shard_devices, schedule.bucket_start
     size_bytes = schedule.size_bytes.copy()
-    for kind, dtypes in (
-        (ALL_GATHER_EVENT, [each.gathered for each in tensors]),
-        (REDUCE_SCATTER_EVENT, [each.reduced for each in tensors]),
+    for kind, dtypes, share in (
+        (ALL_GATHER_EVENT, [each.gathered for each in tensors], 1),
+        (REDUCE_SCATTER_EVENT, [each.reduced for each in tensors], 1),
+        (ALLREDUCE_EVENT, [each.reduced for each in tensors], devices),
     ):
-        sent = [each.padded(devices) * ITEM_BYTES[dtype] for each, dtype in zip(tensors, dtypes, strict=True)]
+        sent = [each.padded(devices) // share * ITEM_BYTES[of] for each, of in zip(tensors, dtypes, strict=True)]
         of_bucket = np.add.reduceat(np.array(sent, np.int64)[schedule.tensor_order], starts[:-1])
         rows = schedule.kind == kind
         size_bytes[rows] = of_bucket[schedule.bucket[rows]]

@@ -184,7 +184,7 @@ def _kept(schedule: Schedule, layers: Sequence[Layer], samples: int, backward_by
 def _updating(schedule: Schedule) -> int:
     """What an update works in beside gradients and state: for its shard where a rank updates one."""
     update_bytes = schedule.workload.update_bytes if schedule.classes == 1 else 0
-    return update_bytes // schedule.plan.data_devices if schedule.sharded else update_bytes
+    return update_bytes // schedule.plan.shard_devices if schedule.sharded else update_bytes
 
 
 def _knows_runtime(workload: Workload) -> bool:
@@ -203,7 +203,7 @@ def _largest_messages(schedule: Schedule, rank_class: int) -> dict[int, int]:
 
 def _shard_bytes(schedule: Schedule, buckets: NDArray[np.int64]) -> int:
     """The bytes of one array of optimizer state: the largest shard of each of these buckets."""
-    tensors, devices = schedule.workload.tensors, schedule.plan.data_devices
+    tensors, devices = schedule.workload.tensors, schedule.plan.shard_devices
     firsts = (tensors[int(schedule.tensor_order[start])] for start in schedule.bucket_start[buckets])
     itemsizes = [ITEM_BYTES[tensor.dtype] for tensor in firsts]
     sizes = schedule.bucket_size_bytes[buckets].tolist()

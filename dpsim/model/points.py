@@ -27,7 +27,7 @@ from dpsim.model.rows import PredictedRow, Record, alone_of, best_of
 from dpsim.model.step import Prediction
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.setting import Grid, Row, plan_of, threshold_bytes
-from dpsim.strategy import FULLY_SHARD
+from dpsim.strategy import Zero3
 from dpsim.units import format_size
 from dpsim.workload import Workload
 
@@ -245,8 +245,9 @@ def script_defaults(workload: Workload, grid: Grid) -> ScriptDefaults:
     rule, cap = (ddp.bucket_rule, None) if named_cap else (ddp.fusion_rule, ddp.bucket_cap_bytes)
     fields: dict[str, tuple[Any, str]] = {"fusion_rule": (rule, f"rule {rule}")}
     if ddp.units and "strategy" not in named:
-        words = f"strategy {FULLY_SHARD.name}, a unit for each module of fully_shard"
-        fields = {"fusion_rule": (rule, ""), "strategy": (FULLY_SHARD.name, words)}
+        strategy = Zero3(replicas=ddp.replicas).text
+        words = f"strategy {strategy}, a unit for each module of fully_shard"
+        fields = {"fusion_rule": (rule, ""), "strategy": (strategy, words)}
     if cap is not None and DDP_RULES & {*(grid.values("fusion_rule") or (rule,))}:
         fields["fusion_threshold_bytes"] = cap, f"buckets of {format_size(cap)}"
     if ddp.accumulate > 1:

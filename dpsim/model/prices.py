@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,7 +31,6 @@ from dpsim.strategy import own_blocks
 from dpsim.workload import Workload
 
 Floats = NDArray[np.float64]
-_Curves = tuple[Curve, Curve, Curve, Curve, Curve, Curve, Curve]
 
 
 class Factors(NamedTuple):
@@ -120,7 +120,7 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
         slowdown_of_layers *= workload.accumulation_factor
     layers, announces = _layer_arrays(workload, samples, slowdown_of_layers, factors.compute)
     curves, poll_s = _curves(machine, schedule)
-    update_s = workload.update_s * slowdown / (plan.data_devices if schedule.sharded else 1)
+    update_s = workload.update_s * slowdown / (plan.shard_devices if schedule.sharded else 1)
     times = workload.times(samples)
     overhead_s = times.overhead_s * slowdown + added_s(machine, plan.devices) * factors.compute
     updates = [update_s * waits * share for share in _shares_of_parameters(schedule)]
@@ -130,17 +130,20 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     points = _points(machine, schedule, curves)
     if factors is not EXACT:
         network, overlap = (1.0, factors.network), (1.0, factors.overlapped, factors.loss)
-        scales = network, overlap, network, overlap, network, network, network
+        scales = network, overlap, network, overlap, network, overlap, network, network, network
         points = list(map(_scaled, points, scales))
     if overhead_of_each := (machine.collective_overhead_s or 0.0) * factors.overhead * (plan.devices > 1):
         points = [_later(each, overhead_of_each) for each in points]
     messages = messages_of(machine, schedule) if strategy.stages > 1 else NO_MESSAGES
     seconds = messages.seconds * factors.network if strategy.stages > 1 else messages.seconds
-    first, second, third, fourth, fifth, sixth, seventh = points
-    costs = first, second, third, fourth, fifth, sixth, seventh
+    idle, overlapped, gather, gather_beside, between, between_beside, *of_sums = points
+    sums, agreement, joining = of_sums
+    costs = idle, overlapped, gather, gather_beside, between, between_beside, sums, agreement, joining
     prices = Prices(layers, announces, fixed, *costs, seconds, messages.copied)
-    used_curves = curves[: 4 if strategy.gathers else 3]
-    calibrated_bytes = max(curve.first_bytes for curve in used_curves), min(curve.last_bytes for curve in used_curves)
+    known = [(1, curve) for curve in curves[: 4 if strategy.gathers else 3]]
+    known += [(plan.shard_devices, curve) for curve in curves[4:6] if plan.replicas > 1]
+    first_bytes, last_bytes = ([of * getattr(each, end) for of, each in known] for end in ("first_bytes", "last_bytes"))
+    calibrated_bytes = max(first_bytes), min(last_bytes)
     waiting_s = _NO_WAITING
     if waits > 1:
         part = 1 - 1 / waits
@@ -150,14 +153,16 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     return Priced(prices, calibrated_bytes, extrapolated, waiting_s)
 
 
-def _curves(machine: Machine, schedule: Schedule) -> tuple[_Curves, float]:
+def _curves(machine: Machine, schedule: Schedule) -> tuple[tuple[Curve, ...], float]:
     """The cost of each kind of collective of a schedule, and the seconds of a poll.
 
     In the order of ``Prices``: an allreduce (or reduce-scatter) alone and during computation, an all-gather alone and
-    during computation, sums between layers, the agreement of all devices, and the joining of the parts of a stage.
+    during computation, the allreduce of a shard over replicas alone and during computation, sums between layers, the
+    agreement of all devices, and the joining of the parts of a stage.
     """
     workload, plan = schedule.workload, schedule.plan
     collective, on_several = machine.priced(plan.collective), plan.data_devices > 1
+    of_all = machine.priced(plan.of_all_data)
     idle = idle_curve(machine, collective)
     overlapped, poll_s = idle, 0.0
     beside = on_several and plan.overlap in ("poll", "thread")
@@ -169,34 +174,60 @@ def _curves(machine: Machine, schedule: Schedule) -> tuple[_Curves, float]:
         gather = gather_beside = idle_curve(machine, gathers)
         if beside:
             gather_beside, _ = overlapped_curve(machine, gathers, plan.overlap)
+    between, between_beside = idle, overlapped
+    if plan.replicas > 1:
+        among_replicas = machine.priced(plan.between_replicas)
+        between = between_beside = idle_curve(machine, among_replicas)
+        if beside:
+            between_beside, _ = overlapped_curve(machine, among_replicas, plan.overlap)
+        between, between_beside = (_at_once(machine, plan, each) for each in (between, between_beside))
     sums = agreement = joining = idle
     if workload.own_allreduce_bytes and on_several:
         sums = idle_curve(machine, own_allreduce(machine, plan))
     elif (plan.batch_norm != "local" or schedule.sharded) and on_several:
-        sums = sums_curve(machine, collective if plan.batch_norm == "local" else whole(collective))
+        sums = sums_curve(machine, of_all if plan.batch_norm == "local" else whole(of_all))
     if schedule.classes > 1:
         everybody = msgspec.structs.replace(collective, devices=plan.devices, layout=plan.layout)
         agreement = sums_curve(machine, whole(everybody))
         if plan.parallelism.parts > 1:
             joining = idle_curve(machine, machine.priced(plan.joining))
-    return (idle, overlapped, gather, gather_beside, sums, agreement, joining), poll_s
+    return (idle, overlapped, gather, gather_beside, between, between_beside, sums, agreement, joining), poll_s
 
 
-def _points(machine: Machine, schedule: Schedule, curves: _Curves) -> list[Floats]:
+def _at_once(machine: Machine, plan: Plan, curve: Curve) -> Curve:
+    """The curve of an allreduce of shards where the devices of a node do one each at the same time.
+
+    They share what adapters the node has: one where that is not known. Of tables of a library, scaled from nodes of
+    more devices, half of that in logarithms is in the scaling already (``dpsim.model.scaling``).
+    """
+    layout, adapters = plan.between_replicas.layout, machine.network_adapters
+    if machine.emulated_network or layout.nodes == 1:
+        return curve
+    senders = min(plan.shard_devices, plan.data_layout.of_a_node)
+    share = senders / min(adapters or 1, senders)
+    if adapters is None and curve.scaled is not None and curve.scaled.tables[0].layout.of_a_node > layout.of_a_node:
+        share = math.sqrt(share)
+    points = np.vstack([curve.points[:1] / share, curve.points[1:]])
+    return Curve(points, curve.first_bytes / share, curve.last_bytes / share, curve.scaled)
+
+
+def _points(machine: Machine, schedule: Schedule, curves: Sequence[Curve]) -> list[Floats]:
     """The points of the curves, with what a fixed order of addition, copies of shards and waking up add to them."""
     plan, parts, blocks = schedule.plan, schedule.plan.parallelism.parts, schedule.workload.column_blocks
     collective = machine.priced(plan.collective)
     points = [curve.points for curve in curves]
     if plan.leaves and plan.data_devices > 1:
-        bounds = device_leaves(plan.leaves, plan.data_devices)
+        bounds = device_leaves(plan.leaves, plan.data_devices)[: plan.shard_devices + 1]
         points[:2] = [along_the_tree(machine, collective, bounds, each) for each in points[:2]]
     if parts > 1:
         stops = (own_blocks(blocks, part, parts).stop for part in range(parts))
         points[-1] = along_the_tree(machine, plan.joining, (0, *stops), points[-1])
-    copied = (schedule.gradient_slots, schedule.gradient_slots, schedule.parameter_slots, schedule.parameter_slots)
+    copied = [*[schedule.gradient_slots] * 2, *[schedule.parameter_slots] * 2]
     for number, copied_slots in enumerate(copied):
         if copied_slots:
-            points[number] = _with_copies(points[number], copy_curve(machine, collective), plan.data_devices)
+            points[number] = _with_copies(points[number], copy_curve(machine, collective), plan.shard_devices)
+    if plan.replicas == 1:
+        points[4:6] = points[:2]
     if machine.wake_s:  # the parts of a stage stop for their sums, and may have slept before
         points[-1] = _later(points[-1], machine.wake_s)
     return points
@@ -204,7 +235,7 @@ def _points(machine: Machine, schedule: Schedule, curves: _Curves) -> list[Float
 
 def own_allreduce(machine: Machine, plan: Plan) -> Collective:
     """The collective that an allreduce is which a script asks for itself: no hook makes its numbers smaller."""
-    return msgspec.structs.replace(whole(machine.priced(plan.collective)), wire_dtype="float32")
+    return msgspec.structs.replace(whole(machine.priced(plan.of_all_data)), wire_dtype="float32")
 
 
 def own_allreduces_s(machine: Machine, plan: Plan, workload: Workload) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpsim.jit import jit
 from dpsim.model.curve import segment
-from dpsim.schedule import ALL_GATHER_EVENT
+from dpsim.schedule import ALL_GATHER_EVENT, ALLREDUCE_EVENT
 
 OFF, INLINE, POLL, THREAD = 0, 1, 2, 3
 MODES = {"off": OFF, "inline": INLINE, "poll": POLL, "thread": THREAD}
@@ -65,16 +65,19 @@ def costs_of(operations, prices, position, mode):  # type: ignore[no-untyped-def
     costs, size_bytes, kind = np.zeros((3, len(position))), operations.size_bytes, operations.kind
     idle, overlapped = prices.idle, prices.overlapped
     gather, overlapped_gather = prices.gather, prices.overlapped_gather
+    between, overlapped_between = prices.between, prices.overlapped_between
     beside = mode in (POLL, THREAD)
     for k in range(len(position)):
         size = size_bytes[k]
         if position[k] < 0 or size <= 0:
             continue
-        points = gather if kind[k] == ALL_GATHER_EVENT else idle
+        points = gather if kind[k] == ALL_GATHER_EVENT else between if kind[k] == ALLREDUCE_EVENT else idle
         low, weight = segment(points, size)
         costs[0, k] = points[1, low] + weight * (points[1, low + 1] - points[1, low])
         if beside:
-            points = overlapped_gather if kind[k] == ALL_GATHER_EVENT else overlapped
+            points = overlapped
+            if kind[k] == ALL_GATHER_EVENT or kind[k] == ALLREDUCE_EVENT:
+                points = overlapped_gather if kind[k] == ALL_GATHER_EVENT else overlapped_between
             low, weight = segment(points, size)
             for row in (1, 2):
                 costs[row, k] = points[row, low] + weight * (points[row, low + 1] - points[row, low])

@@ -238,7 +238,8 @@ class _Search:
 
         A group of which not even the smallest threshold fits is represented by that; a smaller one follows it.
         """
-        strategies = kind.candidates(self._base.devices, len(self._workload.layers), self._workload.column_blocks)
+        base, workload = self._base, self._workload
+        strategies = kind.candidates(base.devices, base.layout.nodes, len(workload.layers), workload.column_blocks)
         numbers = itertools.count()
         queue = [(bound_s, next(numbers), True, row) for of in strategies for bound_s, row in self._groups(of)]
         heapq.heapify(queue)

@@ -81,8 +81,9 @@ class Prices(NamedTuple):
     """Seconds: ``layers`` (5, L) forward, backward, gradient, and the launches of forward and of backward;
     ``announces`` (L) which layers have tensors; ``fixed`` (4 + classes) overhead_s, poll_s, rounds, loss_s, and
     update_s of each class; ``idle`` (2, K) and ``overlapped`` (3, K) curves (``cost.at``) of what adds up gradients,
-    ``gather`` and ``overlapped_gather`` of what brings parameters together, ``sums`` (2, K) of the sums for which
-    computation stops, ``agreement`` of those of all ranks, and ``joining`` of those of the parts of a stage.
+    ``gather`` and ``overlapped_gather`` of what brings parameters together, ``between`` and ``overlapped_between`` of
+    what adds up shards over replicas (elsewhere they are those of what adds up gradients), ``sums`` (2, K) of the sums
+    for which computation stops, ``agreement`` of those of all ranks, and ``joining`` of those of the parts of a stage.
     ``messages`` (operations) is what each send takes, and ``copied`` whether its receiver does the work; both are empty
     where there are none."""
 
@@ -93,6 +94,8 @@ class Prices(NamedTuple):
     overlapped: Any
     gather: Any
     overlapped_gather: Any
+    between: Any
+    overlapped_between: Any
     sums: Any
     agreement: Any
     joining: Any

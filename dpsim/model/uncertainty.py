@@ -82,12 +82,13 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
         collective = machine.priced(plan.collective)
         network = _network(machine, collective) + SIZE_STEP * _doublings_outside(machine, collective, schedule)
         gather = msgspec.structs.replace(collective, kind="all-gather")
-        if schedule.sharded:
-            network = max(network, _network(machine, gather))
+        between = [machine.priced(plan.between_replicas)] if plan.replicas > 1 else []
+        others = [*([gather] if schedule.sharded else []), *between]
+        network = max([network, *(_network(machine, each) for each in others)])
         if plan.overlap in ("poll", "thread"):
             overlapped, loss = _overlap(machine, collective, plan.overlap)
-            if plan.parallelism.gathers:
-                overlapped, loss = map(max, (overlapped, loss), _overlap(machine, gather, plan.overlap))
+            for each in others if plan.parallelism.gathers else ():
+                overlapped, loss = map(max, (overlapped, loss), _overlap(machine, each, plan.overlap))
     if schedule.classes > 1:
         send = Collective(algorithm=SEND_ALGORITHM, devices=2, kind="send")
         layouts = plan.layout.neighbours(devices)

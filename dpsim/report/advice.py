@@ -200,7 +200,7 @@ def measurement(advice: Advice, workload: Workload) -> str | None:
     if advice.undecided == "model":
         return f"dpsim train {model} --devices {where} --global-batch {batch} --steps 50 {typed(plans[0])}"
     plan = max(plans, key=lambda plan: (plan.data_devices > 1, len(plan.parallelism.collectives)))
-    collective = plan.collective if plan.data_devices > 1 else plan
+    collective = plan.of_all_data if plan.data_devices > 1 else plan
     devices = collective.layout or collective.devices
     if ALGORITHMS.find(plan.algorithm).place == "elsewhere":
         return f"dpsim calibrate --from all_reduce_perf.txt --devices {devices} --output machine.json"

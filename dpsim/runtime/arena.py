@@ -104,6 +104,8 @@ class Arena:
         parameter_memory = allocate if self.sharded else memory.zeros
         self.parameters: Array = parameter_memory(max(parameters, 1) * dtype.itemsize).view(dtype)
         self.shards = self.shards_of(rank)
+        self.of_first_replica = schedule.plan.place_of(rank) < schedule.plan.shard_devices
+        """Whether the rank's shards are those of the first of several copies of the parameters, or of the only one."""
         self._shard_of = {shard.bucket: shard for shard in self.shards}
         self._kept = len(self.parameters)
         if self.sharded:
@@ -148,13 +150,14 @@ class Arena:
     def shards_of(self, rank: int) -> tuple[Shard, ...]:
         """Return the parts that a rank updates; none of them is empty."""
         schedule, shards, offset = self._schedule, list[Shard](), 0
-        of_class, index = schedule.plan.devices // schedule.classes, schedule.plan.place_of(rank)
+        sharing = schedule.plan.shard_devices
+        index = schedule.plan.place_of(rank) % sharing
         buckets = schedule.buckets_of(schedule.class_of(rank))
         at, _ = _slot_starts(self._sizes, buckets, 0, self._align)
         for bucket in buckets:
             low, high = 0, self._sizes[bucket]
             if self.sharded:
-                low, high = shard_bounds(high, of_class)[index : index + 2]
+                low, high = shard_bounds(high, sharing)[index : index + 2]
             if low < high:
                 state = offset if self.sharded else at[bucket]
                 shards.append(Shard(bucket, low, high, self._first[bucket] + low, state))

@@ -48,8 +48,9 @@ class PartialGradients:
     """The check where ranks have different gradients: each sends all others whether its part and its loss are finite.
 
     A rank's part is what it updates of the tensor ``probe``. Where ``shards`` are updated, what the update must know of
-    whole tensors travels in the same message of the devices that share them (``transport``); where there are several
-    rank classes, ``world`` tells all of them, and alone where the update need know nothing.
+    whole tensors travels in the same message of the devices that share them (``transport``), from one replica of
+    several; where there are several rank classes, ``world`` tells all of them, and alone where the update need know
+    nothing.
     """
 
     agrees = True
@@ -58,14 +59,15 @@ class PartialGradients:
         gradients = arena.kept_gradients
         parts = [part for part in arena.tensor_parts() if part.name == probe]
         self._parts = [gradients[part.gradients : part.gradients + part.elements] for part in parts]
-        self._sum = _sum_over(transport) if arena.sharded else None
+        self._sum, self._of_first_replica = _sum_over(transport) if arena.sharded else None, arena.of_first_replica
         self._of_all = None if world is None else _sum_over(world)
 
     def __call__(self, loss: float, sums: NDArray[np.float64]) -> bool:
         finite = math.isfinite(loss) and all(np.isfinite(part).all() for part in self._parts)
         total = np.array([0.0 if finite else 1.0])
         if self._sum is not None and (len(sums) or self._of_all is None):
-            summed = self._sum([np.concatenate((total, sums))])
+            own = sums if self._of_first_replica else np.zeros_like(sums)
+            summed = self._sum([np.concatenate((total, own))])
             total, sums[:] = summed[:1].copy(), summed[1:]
         if self._of_all is not None:
             total = self._of_all([total])

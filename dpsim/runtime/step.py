@@ -357,7 +357,7 @@ def _check(plan: Plan, transport: Transport, world: Transport | None, able: Capa
             allowed="strategies in which every device computes all layers",
             remedy="leave --strategy out, or write a replica as dpsim.replica.StagedReplica describes",
         )
-    devices_a_node = plan.collective.layout.of_a_node
+    devices_a_node = plan.data_layout.of_a_node
     if transport.devices_a_node != devices_a_node:
         raise ConfigError(
             f"a plan for nodes of {devices_a_node} on nodes of {transport.devices_a_node} devices",

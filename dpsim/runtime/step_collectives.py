@@ -45,7 +45,7 @@ class StepCollectives:
         self._schedule, self._program, self._arena, self._order = schedule, program, arena, order
         self._transport, self._clock, self._status = transport, clock, status
         self._communicates, self._overlapped = plan.data_devices > 1, plan.overlap != "off"
-        self._blocking = plan.overlap in ("off", "inline")
+        self._blocking, self._replicas = plan.overlap in ("off", "inline"), plan.replicas
         self._held: list[Message] = []
         self._submitted = 0
         self._under_way: deque[tuple[Message, BucketAllreduce]] = deque()
@@ -165,7 +165,7 @@ class StepCollectives:
         """Record a collective, which end in the order in which they were handed in; in the thread that saw its end."""
         message, collective = self._under_way.popleft()
         self._clock.reduced((message.kind, bucket, size_bytes), start_s, end_s, collective.span())
-        if message.kind == REDUCE_SCATTER_EVENT:
+        if message.kind == (REDUCE_SCATTER_EVENT if self._replicas == 1 else ALLREDUCE_EVENT):
             self._arena.keep_gradients(bucket)
 
     def _follow(self) -> None:
@@ -188,7 +188,8 @@ class StepCollectives:
 
     def _gather(self, bucket: int) -> BucketAllreduce:
         arena = self._arena
-        gather = self._progress.prepare(arena.bucket_parameters(bucket), kind="all-gather")
+        parameters = arena.bucket_parameters(bucket)
+        gather = self._progress.prepare(parameters, kind="all-gather", replicas=self._replicas)
 
         def complete() -> None:
             arena.bring_parameters(bucket)
@@ -202,4 +203,7 @@ class StepCollectives:
             extra = range(1, len(self._arena.slots))
             order = SummationOrder(self._order, tuple(self._arena.buckets(*buckets, slot) for slot in extra))
         kind: CollectiveKind = "allreduce" if message.kind == ALLREDUCE_EVENT else "reduce-scatter"
-        return self._progress.prepare(self._arena.buckets(*buckets), order, kind)
+        collective = self._progress.prepare(self._arena.buckets(*buckets), order, kind, self._replicas)
+        if self._replicas == 1 or kind != "allreduce":
+            return collective
+        return collective._replace(size_bytes=-(-collective.size_bytes // self._schedule.plan.shard_devices))

@@ -379,7 +379,7 @@ def _transports(
     gradients = transport(
         group,
         network,
-        plan.collective.layout.of_a_node,
+        plan.data_layout.of_a_node,
         selection,
         backend,
         sleeps=sleeps,

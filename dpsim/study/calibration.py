@@ -136,12 +136,14 @@ class CalibrateConfig(Noun, frozen=True):
     def collectives(self, number: int = 0) -> list[CalibratedCollective]:
         """Return what is measured, with nothing else running before during computation; ``number`` names this one."""
         collectives, strategy = [], parse_strategy(self.strategy)
+        if self.runtime == FSDP:
+            return [CalibratedCollective(collective=each, calibration=number) for each in self.of_fsdp]
         for devices, layout in self.layouts():
             wire = self.wire_dtype or "float32"
             for algorithm in self.algorithms:
                 splits = ALGORITHMS.find(algorithm).has_reduce_scatter
                 kinds = strategy.collectives if splits else ("allreduce",)
-                for kind in ("reduce-scatter", "all-gather") if self.runtime == FSDP else kinds:
+                for kind in kinds:
                     collective = Collective(
                         algorithm=algorithm, devices=devices, layout=layout, wire_dtype=wire, kind=kind
                     )
@@ -160,6 +162,31 @@ class CalibrateConfig(Noun, frozen=True):
             collectives.append(CalibratedCollective(collective=send, calibration=number))
         return collectives
 
+    @property
+    def of_fsdp(self) -> dict[Collective, int]:
+        """The collectives of FSDP on each number of ``devices``, with that number; the largest one where it is alike.
+
+        Those of several replicas are of the devices of one, and the allreduce of one of each.
+        """
+        collectives: dict[Collective, int] = {}
+        for devices, layout in self.layouts():
+            plan = Plan(
+                devices=devices,
+                layout=layout,
+                global_batch=devices,
+                strategy=self.strategy,
+                algorithm=self.algorithms[0],
+                wire_dtype=self.wire_dtype,
+            )
+            collectives |= {plan.between_replicas: devices} if plan.replicas > 1 else {}
+            for kind in ("reduce-scatter", "all-gather"):
+                collectives[msgspec.structs.replace(plan.collective, kind=kind)] = devices
+        return collectives
+
+    def ranks_of(self, collective: Collective) -> int:
+        """Return the ranks that take part where a collective is timed: those of all replicas."""
+        return self.of_fsdp[collective] if self.runtime == FSDP else collective.devices
+
     def loads(self, number: int = 0) -> list[CalibratedLoad]:
         """Return the loads that are computed alone and on several devices at once."""
         counts = dict.fromkeys(devices for devices, _ in self.all_layouts())
@@ -171,12 +198,14 @@ def devices_to_calibrate(strategy: str, devices: Sequence[int | str]) -> dict[st
     """Return the ``devices`` and ``sends`` of the calibration for a strategy on these device counts or layouts.
 
     Where devices are of several rank classes, collectives are measured on those of one class too, and where the classes
-    join on one of each; messages where they send any.
+    join on one of each; messages where they send any. Of several replicas they are measured on the devices of one, and
+    on one of each.
     """
     parsed, groups = parse_strategy(strategy), [*devices]
     for count, layout in map(parse_devices, devices):
         plan = Plan(devices=count, layout=layout, global_batch=count, strategy=strategy)
         of_plan = [plan.collective, *([plan.joining] if parsed.parts > 1 else [])] if parsed.classes > 1 else []
+        of_plan += [plan.collective, plan.between_replicas] if plan.replicas > 1 else []
         groups += [each.layout or each.devices for each in of_plan if each.devices > 1]
     return {"devices": tuple(dict.fromkeys(groups))} | ({"sends": tuple(devices)} if parsed.stages > 1 else {})
 

@@ -285,7 +285,8 @@ def _machine(inputs: Inputs, rows: Rows, number: int) -> Machine:
     calibrated_on = f"{machine.calibrated_on}, {config.runtime}"
     if {config.gather_dtype, config.reduce_dtype} != {"float32"}:
         calibrated_on += f", sums of {config.reduce_dtype}, gathers of {config.gather_dtype}"
-    return msgspec.structs.replace(machine, calibrated_on=calibrated_on, source=_OF_A_SCRIPT)
+    of_a_rank = inputs.environment.memory_bytes / config.ranks
+    return msgspec.structs.replace(machine, calibrated_on=calibrated_on, source=_OF_A_SCRIPT, memory_bytes=of_a_rank)
 
 
 def _without_cores(link: Machine, workload: Workload, settings: Sequence[Setting]) -> Machine:
@@ -350,6 +351,8 @@ def _calibration(needed: Needed, settings: Sequence[Setting]) -> CalibrateConfig
     workload = describe(model, first.model)
     plans = [setting.plan for setting in settings]
     collectives = [plan.collective for plan in plans] + [plan.joining for plan in plans if plan.parallelism.parts > 1]
+    for plan in plans:
+        collectives += [plan.between_replicas, plan.of_all_data] if plan.replicas > 1 else []
     sending = [plan for plan in plans if plan.parallelism.stages > 1]
     strategies = (plan.parallelism for plan in plans)
     return CalibrateConfig(

@@ -14,6 +14,7 @@ from dpsim.machine import Machine
 from dpsim.progress import Progress
 from dpsim.records.sweep import Experiment, MeasuredPoint, Predictions
 from dpsim.setting import Setting
+from dpsim.strategy import parse_strategy
 from dpsim.study.calibration import CalibrateConfig
 from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs, Needed
@@ -173,7 +174,9 @@ class ScriptTask(Noun, frozen=True):
             given["accumulate"] = subject.accumulate if subject.accumulate > 1 else None
             return Part(kind="profile", number=number, ranks=ranks, **given, **of_script)
         counts = tuple(devices for devices, _ in subject.layouts())
-        return Part(kind="collectives", number=number, ranks=ranks, fully_shard=self.calibrates_shards, counts=counts)
+        replicas = parse_strategy(subject.strategy).replicas
+        given = {"fully_shard": self.calibrates_shards, "counts": counts, "replicas": replicas}
+        return Part(kind="collectives", number=number, ranks=ranks, **given)
 
     @property
     def by_mpi(self) -> bool:

@@ -8,7 +8,7 @@ Source of the ring: Patarasuk and Yuan 2009.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from dpsim.kernels.allreduce.halving_doubling import halving_doubling, plain_halving_doubling, recursive_doubling
 from dpsim.kernels.allreduce.steps import SLOT, STAGING, Region, Step, StepList
@@ -66,6 +66,58 @@ def all_gather(sums: PartialSums) -> StepList:
         have = Region(SLOT, firsts[other], other, other + 1)
         steps.append(Step(rank, 0, (have,), (have._replace(number=firsts[rank]),)))
     return StepList((tuple(steps),), n)
+
+
+def of_shards(kind: str, sums: PartialSums, replicas: int = 1, *, ring: bool = False) -> StepList:
+    """Return a reduce-scatter or an all-gather, directly or around a plain ring: of one group of ranks, or of each.
+
+    With several ``replicas`` the ranks are as many groups of neighbours, the partial sums of each of which are a
+    subtree; there is an allreduce too, which adds each shard over the groups where a reduce-scatter has left it.
+    """
+    collective = _OF_SHARDS[kind, ring]
+    if kind == "allreduce":
+        return _between_groups(collective, sums, replicas)
+    return collective(sums) if replicas == 1 else _in_groups(collective, sums, replicas)
+
+
+def _in_groups(collective: Algorithm, sums: PartialSums, replicas: int) -> StepList:
+    """Return what a collective does in each of ``replicas`` groups of neighbours, all at once."""
+    size, lists = sums.ranks // replicas, []
+    for rank in range(0, sums.ranks, size):
+        (tree,) = _inside(sums, sums.tree, range(rank, rank + size))
+        numbers = slots_below(tree)
+        owners = tuple(sums.owners[number] - rank for number in numbers)
+        own = PartialSums(owners, _over_parts(tree, {number: number for number in numbers}, []))
+        lists.append(_placed(collective(own), range(rank, rank + size), numbers))
+    return StepList.of(map(_joined, itertools.zip_longest(*lists, fillvalue=())), size)
+
+
+def _between_groups(collective: Algorithm, sums: PartialSums, replicas: int) -> StepList:
+    """Return what a collective of the ranks at one position of all groups does with their shard, at each position."""
+    size, lists, parts = sums.ranks // replicas, [], dict[Tree, int]()
+    for group in range(replicas):
+        (tree,) = _inside(sums, sums.tree, range(group * size, group * size + size))
+        parts[tree] = group
+    listed = collective(PartialSums(tuple(range(replicas)), _over_parts(sums.tree, parts, [])))
+    for position in range(size):
+        ranks = range(position, sums.ranks, size)
+        firsts = [sums.firsts[rank] for rank in ranks]
+        lists.append(_placed(listed, ranks, firsts, position * listed.units))
+    return StepList.of(map(_joined, itertools.zip_longest(*lists, fillvalue=())), size * listed.units)
+
+
+def _placed(listed: StepList, ranks: Sequence[int], numbers: Sequence[int], unit: int = 0) -> list[list[Step]]:
+    """Return the rounds of a list with these ranks and partial sums in place of its own, from ``unit`` on."""
+
+    def region(of: Region) -> Region:
+        return Region(of.memory, numbers[of.number], of.start + unit, of.stop + unit)
+
+    rounds = listed.renumbered(region).rounds
+    return [[step._replace(rank=ranks[step.rank]) for step in steps] for steps in rounds]
+
+
+def _joined(lists: Iterable[Sequence[Step]]) -> list[Step]:
+    return [*itertools.chain.from_iterable(lists)]
 
 
 def _circuit(ranks: int) -> Iterable[tuple[int, int, int]]:
@@ -235,6 +287,14 @@ IN_TREE_ORDER: dict[str, Algorithm] = {
     "ring": ring,
     "one-shot": one_shot,
     "two-shot": two_shot,
+}
+_OF_SHARDS: dict[tuple[str, bool], Algorithm] = {
+    ("reduce-scatter", False): reduce_scatter,
+    ("reduce-scatter", True): lambda sums: plain_ring_reduce_scatter(sums.ranks),
+    ("all-gather", False): all_gather,
+    ("all-gather", True): lambda sums: ring_all_gather(sums.ranks),
+    ("allreduce", False): two_shot,
+    ("allreduce", True): lambda sums: plain_ring(sums.ranks),
 }
 PLAIN: dict[str, Callable[[int], StepList]] = {
     "halving-doubling": plain_halving_doubling,

@@ -208,11 +208,9 @@ def _make(algorithm: Algorithm) -> Callable[..., Reduction]:
     return make
 
 
-SHARD_KERNELS: dict[str, Callable[..., Reduction]] = {
-    "reduce-scatter": _make(algorithms.reduce_scatter),
-    "all-gather": _make(algorithms.all_gather),
-}
-"""What makes the collectives of shards, with the arguments of a version's ``make``."""
+def shard_kernel(kind: str, replicas: int = 1) -> Callable[..., Reduction]:
+    """Return what makes a collective of shards (``algorithms.of_shards``), as a version's ``make`` does."""
+    return _make(lambda sums: algorithms.of_shards(kind, sums, replicas))
 
 
 def _bytes_moved(algorithm: Algorithm) -> Callable[[PartialSums, int], float]:

@@ -59,3 +59,49 @@ def test_a_reduce_scatter_and_an_all_gather_are_an_allreduce(ranks: int, algorit
         assert all(np.array_equal(gathered[0], other) for other in gathered) and np.isfinite(gathered[0]).all()
         assert max(counts) <= ROUNDS[algorithm](ranks)
         assert elements < 1001 or max(counts) == ROUNDS[algorithm](ranks)
+
+
+@pytest.mark.parametrize("algorithm", ROUNDS)
+@pytest.mark.parametrize(("ranks", "replicas"), [(4, 2), (6, 3), (6, 2), (8, 4)])
+def test_replicas_share_a_sum_that_each_shards_among_its_ranks(ranks: int, replicas: int, algorithm: str) -> None:
+    size = ranks // replicas
+    for elements, leaves, eager in (
+        (0, 0, True),
+        (17, 4 * replicas, False),
+        (100, 0, True),
+        (1001, 4 * replicas, False),
+    ):
+        box = Mailbox(ranks, eager=eager)
+        sums = slots([rank * leaves // ranks for rank in range(ranks + 1)]) if leaves else slots(range(ranks + 1))
+        draw = np.random.default_rng(elements)
+        values = [draw.standard_normal(elements).astype(np.float32) for _ in sums.owners]
+        expected = fold(sums.tree, values.__getitem__, operator.add)
+        most = max(map(sums.owners.count, range(ranks)))
+        held = [[values[slot].copy() for slot in sums.of(rank)] for rank in range(ranks)]
+        held = [[*own, *(np.zeros(elements, np.float32) for _ in range(most - len(own)))] for own in held]
+        orders = [SummationOrder(sums, tuple(own[1:])) if leaves else None for own in held]
+        for kind in ("reduce-scatter", "allreduce"):
+            collectives = [
+                prepare(end, own[0], algorithm, None, order, kind, replicas)  # type: ignore[arg-type]
+                for end, own, order in zip(box.ranks, held, orders, strict=True)
+            ]
+            run_together(lambda rank, begin=collectives: begin[rank].start(), ranks, seed=1)  # type: ignore[misc]
+        bounds = shard_bounds(elements, size)
+        gathered = [np.full(elements, np.nan, np.float32) for _ in range(ranks)]
+        for rank in range(ranks):
+            part = slice(*bounds[rank % size : rank % size + 2])
+            own = held[rank][0][part]
+            assert not leaves or np.array_equal(own, expected[part])
+            np.testing.assert_allclose(own, expected[part], rtol=1e-4, atol=1e-5)
+            gathered[rank][part] = own
+        sent = [end.sent_messages for end in box.ranks]
+        gathers = [
+            prepare(end, own, algorithm, kind="all-gather", replicas=replicas)
+            for end, own in zip(box.ranks, gathered, strict=True)
+        ]
+        run_together(lambda rank, begin=gathers: begin[rank].start(), ranks, seed=2)  # type: ignore[misc]
+        assert all(np.array_equal(gathered[0], other) for other in gathered) and np.isfinite(gathered[0]).all()
+        assert (
+            elements < 1001
+            or [end.sent_messages - before for end, before in zip(box.ranks, sent, strict=True)] == [size - 1] * ranks
+        ), "within a replica alone"

@@ -13,6 +13,7 @@ from dpsim.lowering import lower
 from dpsim.plan import Plan
 from dpsim.schedule import (
     ALL_GATHER_EVENT,
+    ALLREDUCE_EVENT,
     BACKWARD_EVENT,
     FORWARD_EVENT,
     REDUCE_SCATTER_EVENT,
@@ -137,6 +138,30 @@ def test_zero3_computes_with_gathered_units_and_never_overwrites_one_in_use(
     assert len({int(layer) for layers in layers_of_bucket for layer in {*layers}}) == sum(
         len({*layers.tolist()}) for layers in layers_of_bucket
     )
+
+
+@QUICK
+@given(graphs(), st.booleans(), st.integers(1, 3), THRESHOLDS)
+def test_replicas_add_up_each_shard_behind_its_reduce_scatter_and_wait_for_nothing_else(
+    workload: Workload, reshard: bool, accumulate: int, threshold: float
+) -> None:
+    text = f"zero3:reshard={'yes' if reshard else 'no'}"
+    schedule = lower(workload, plan(f"{text},replicas=2", accumulate, threshold, devices=6))
+    check_computation(schedule)
+    check_parameter_slots(schedule)
+    between = np.flatnonzero(schedule.kind == ALLREDUCE_EVENT)
+    sums = schedule.gradient_collectives
+    assert schedule.bucket[between].tolist() == schedule.bucket[sums].tolist()
+    assert [schedule.dependencies(row).tolist() for row in between] == [[row] for row in sums.tolist()]
+    assert (between == sums + 1).all() and (schedule.size_bytes[between] == -(-schedule.size_bytes[sums] // 3)).all()
+    alone = lower(workload, plan(text, accumulate, threshold, devices=3))
+    kept = np.flatnonzero(schedule.kind != ALLREDUCE_EVENT)
+    assert schedule.kind[kept].tolist() == alone.kind.tolist()
+    number = {row: place for place, row in enumerate(kept.tolist())}
+    number |= {row: number[before] for row, before in zip(between.tolist(), sums.tolist(), strict=True)}
+    for row in kept.tolist():
+        waits = [number[each] for each in schedule.dependencies(row).tolist()]
+        assert waits == alone.dependencies(number[row]).tolist()
 
 
 def test_a_gather_may_run_while_as_many_units_compute_as_are_prefetched() -> None:

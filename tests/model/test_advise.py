@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from small_training import machine, workload
 
 from dpsim.errors import ConfigError
-from dpsim.machine import Machine
+from dpsim.machine import Link, Machine
 from dpsim.model import memory, price, scheduled
 from dpsim.model.advise import Advice, advise
 from dpsim.plan import Plan
@@ -90,6 +90,14 @@ def test_all_candidates_are_what_the_settings_make_of_each_other() -> None:
     assert {plan.accumulate for plan in plans if plan.parallelism == Pipeline()} == {1, 2, 4, 8}
     assert {plan.accumulate for plan in plans if plan.parallelism.classes == 1} == {1}
     assert not any(getattr(each, "recompute", False) for each in of_all), "all fit without"
+
+
+def test_a_copy_in_each_node_is_advised_where_the_nodes_are_far_apart() -> None:
+    inside = Link(latency_s=1e-6, bandwidth_bytes_per_s=1e10)
+    known = msgspec.structs.replace(machine(1e-4, 1e7), allreduce=(), overlap=(), link_in_node=inside)
+    plans = {devices: [each.plan for each in asked(known, devices=devices).choices] for devices in ("2x2", 4)}
+    strategies = [next(each for each in of if each.parallelism.name == "zero3").parallelism for of in plans.values()]
+    assert [each.replicas for each in strategies] == [2, 1]
 
 
 def test_plain_data_parallelism_wins_on_a_fast_network_and_loses_where_memory_is_tight() -> None:

@@ -221,7 +221,7 @@ def simulated(columns: Any, peers: Any, layers: Any, messages_s: Any, *, copied:
     )
     idle, overlapped = np.array([[0.0, 1.0], [0.0, 1.0]]), np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
     fixed = np.array([0.0, 0.0, 1.0, 0.0] + [1.0] * (int(columns.rank_class.max()) + 1))
-    curves = (idle, overlapped, idle, overlapped, idle, idle, idle)
+    curves = (idle, overlapped, idle, overlapped, idle, overlapped, idle, idle, idle)
     announces = np.ones(layers.shape[1], np.bool_)
     prices = Prices(layers, announces, fixed, *curves, np.asarray(messages_s, float), np.full(count, copied))
     return simulate(operations, prices, MODES[mode])

@@ -26,6 +26,7 @@ def test_ranks_of_a_sharded_hybrid_agree_once_where_the_update_need_know_no_whol
     monkeypatch.setattr(finite, "_sum_over", sum_over)
     part = SimpleNamespace(name="w", gradients=0, elements=2)
     arena: Any = SimpleNamespace(kept_gradients=np.ones(2, np.float32), tensor_parts=lambda: [part], sharded=True)
+    arena.of_first_replica = True
     group: Any = "group"
     check = finite.PartialGradients(arena, "w", group, world)
     assert check(1.0, np.ones(sums)) and transports == asked

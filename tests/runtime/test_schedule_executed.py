@@ -156,3 +156,21 @@ def test_an_allreduce_waits_for_every_layer_whose_gradients_it_carries() -> None
     program = compiled(schedule)
     layers = len([layer for layer in workload().layers if layer.tensors])
     assert program.queue == (QueuedCollective(ALLREDUCE_EVENT, 0, layers),)
+
+
+def test_replicas_add_up_their_shards_behind_each_reduce_scatter_as_predicted(on_ranks: Callable[..., Any]) -> None:
+    plans = [msgspec.structs.replace(plan(4, each), strategy="zero3:replicas=2") for each in (*OVERLAPS, "thread")]
+    fixed = {"model": MODEL, "dataset": "digits", "network": "paced:50us,1gbit"}
+    cases = [fixed | {"plan": codec.to_builtins(of)} for of in plans]
+    answers = on_ranks("ranks_runtime:recorded", {"cases": cases, "steps": STEPS}, devices=4)
+    for of, answer in zip(plans, answers, strict=True):
+        line = Timeline.from_record(codec.decode(answer["timeline"], TimelineRecord, "timeline"))
+        schedule = lower(workload(), of)
+        queued = np.flatnonzero(schedule.bucket >= 0).tolist()
+        expected = [(schedule.operation_name(number), int(schedule.size_bytes[number])) for number in queued]
+        assert [name for name, _ in expected if name.endswith(" 0")][-2:] == ["reduce-scatter 0", "allreduce 0"]
+        for rank in range(4):
+            step = line.select(step=1, rank=rank)
+            events = zip(step.start_s.tolist(), step.operation.tolist(), step.size_bytes.tolist(), strict=True)
+            sent = [(step.operations[code], size) for _, code, size in sorted(events)]
+            assert [each for each in sent if each[0] in dict(expected)] == expected

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dpsim import codec
+from dpsim.constraints import possible
 from dpsim.lowering.stages import possible_cuts
 from dpsim.nn import build_model
 from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
@@ -43,6 +44,10 @@ SHARDED = [
         ("zero3:prefetch=0", {}),
         ("zero3:prefetch=2,reshard=no", {}),
         ("zero3", {"accumulate": 2}),
+        ("zero3:replicas=2", {}),
+        ("zero3:prefetch=2,reshard=no,replicas=2", {}),
+        ("zero3:replicas=2", {"accumulate": 2}),
+        ("zero3:replicas=4", {}),
     )
     for overlap in ("off", "thread")
 ]
@@ -93,7 +98,10 @@ def parted(devices: int, blocks: int) -> list[dict[str, Any]]:
 def plans(devices: int) -> list[dict[str, Any]]:
     """Plans of every strategy that so many devices can run with 8 leaves."""
     every = [
-        dict(plan) for plan in SHARDED if 8 % (devices * plan.get("accumulate", 1)) == 0 or "accumulate" not in plan
+        dict(plan)
+        for plan in SHARDED
+        if (8 % (devices * plan.get("accumulate", 1)) == 0 or "accumulate" not in plan)
+        and possible("devices", strategy=plan["strategy"], devices=devices)
     ]
     for stages in range(2, devices + 1):
         for plan in STAGED if devices % stages == 0 else ():
@@ -133,6 +141,17 @@ def test_the_bits_are_those_of_data_parallelism(devices: int, on_ranks: OnRanks)
                 assert outcome[what] == plain[what], (one["name"], what)
 
 
+def test_replicas_in_nodes_send_shards_between_them_and_end_in_the_same_bits(on_ranks: OnRanks) -> None:
+    more = ({"layout": "2x2", "network": PACED, "algorithm": name} for name in ("direct", "ring"))
+    every = [case("mlp", "sgd"), *(case("mlp", "sgd", strategy="zero3:replicas=2", **fields) for fields in more)]
+    every += [case("mlp", "sgd", strategy=text, leaves=0, batch_norm="local") for text in ("zero1", "zero3:replicas=2")]
+    fixed, direct, ring, whole, replicated = on_ranks(
+        "ranks_strategies:digests", {"cases": every, "steps": 4}, devices=4
+    )
+    assert fixed["digest"] == direct["digest"] == ring["digest"]
+    assert len(replicated["digest"]) == 64 and replicated["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+
+
 @pytest.mark.parametrize("token", ["mlp:16,9,12", "cnn:4,6,dropout=0.2", "resnet20"])
 def test_a_network_computes_every_stage_that_a_pipeline_may_cut(token: str) -> None:
     shape = (1, 8, 1) if token.startswith("mlp") else (8, 8, 3)
@@ -146,17 +165,18 @@ def test_a_network_computes_every_stage_that_a_pipeline_may_cut(token: str) -> N
 
 def test_a_device_has_memory_for_its_part_alone(on_ranks: OnRanks) -> None:
     large = {"model": "mlp:64x8,column_blocks=4", "fusion_threshold_bytes": 0.0}
-    texts = ("data-parallel", "zero1", "zero2", "zero3", "pipeline:stages=4", "tensor:parts=4")
+    texts = ("data-parallel", "zero1", "zero2", "zero3", "zero3:replicas=2", "pipeline:stages=4", "tensor:parts=4")
     every = [case("mlp", "adamw", strategy=text) for text in texts]
     for each in every:
         each |= {"model": large["model"]}
     outcomes = on_ranks("ranks_strategies:digests", {"cases": every, "steps": 2}, devices=4)
-    whole, zero1, zero2, zero3, pipeline, tensor = (outcome["bytes"] for outcome in outcomes)
+    whole, zero1, zero2, zero3, replicated, pipeline, tensor = (outcome["bytes"] for outcome in outcomes)
     parameters, gradients, state = whole[0]
     assert parameters == gradients and state == 2 * parameters
     assert all(own[0] == parameters and own[1] == gradients and own[2] < 0.3 * state for own in zero1)
     assert all(own[0] == parameters and own[1] < 0.75 * gradients and own[2] < 0.3 * state for own in zero2)
     assert all(own[0] < 0.75 * parameters and own[1] < 0.75 * gradients and own[2] < 0.3 * state for own in zero3)
+    assert all(0.45 * state < own[2] < 0.55 * state and own[0] < 0.9 * parameters for own in replicated)
     assert all(own[0] < 0.4 * parameters and own[1] == own[0] for own in tensor)
     assert sum(own[0] for own in pipeline) < 1.01 * parameters and max(own[0] for own in pipeline) < 0.5 * parameters
 
@@ -164,6 +184,7 @@ def test_a_device_has_memory_for_its_part_alone(on_ranks: OnRanks) -> None:
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_checkpoint_goes_on_under_any_strategy(devices: int, on_ranks: OnRanks) -> None:
     texts = ("data-parallel", "zero1", "zero3:reshard=no", "pipeline:stages=2", "tensor:parts=2,shard=yes")
+    texts += ("zero3:replicas=2",) if devices == 4 else ()
     every = [case("blocks of resnet20", "adamw", strategy=text) for text in texts]
     argument = {"cases": every, "stop": 2, "steps": 3}
     digests = on_ranks("ranks_strategies:checkpoints", argument, devices=devices)

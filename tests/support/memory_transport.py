@@ -83,6 +83,7 @@ class MemoryTransport:
         compression: Compression | None,
         order: object = None,
         kind: CollectiveKind = "allreduce",
+        replicas: int = 1,
     ) -> None:
         """Every rank's memory is its own."""
 

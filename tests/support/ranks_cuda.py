@@ -33,7 +33,7 @@ class TreeTransport(MpiTransport):
         return aligned_bytes(size_bytes)
 
     def prepare(
-        self, data: Array, algorithm: str, compression: Compression | None, order: object = None, kind: object = None
+        self, data: Array, algorithm: str, compression: Compression | None, order: object = None, *others: object
     ) -> SteppedAllreduce:
         def rounds() -> CollectiveSteps:
             data[...] = reference.allreduce(self.comm.allgather(data.copy()), tree.slots(range(self.size + 1)))

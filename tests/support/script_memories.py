@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import distributed, nn, optim
 from torch.autograd import profiler
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -30,7 +31,7 @@ from dpsim.torch.script.recorded import workload_of
 from dpsim.torch.script.request import ScriptRequest
 from dpsim.torch.script.script_record import ScriptRecord, recorded_of
 
-DEVICES, CLASSES, TOKENS, WIDTH = 2, 10, 32, 64
+DEVICES, CLASSES, TOKENS, WIDTH = 4, 10, 32, 64
 
 
 class Block(nn.Module):
@@ -85,8 +86,10 @@ def tokens(batch: int) -> tuple[Any, Any]:
     return torch.randint(500, (batch, TOKENS)), torch.randint(500, (batch, TOKENS))
 
 
-def sharded(model: Any, **policy: Any) -> Any:
+def sharded(model: Any, replicas: int = 1, **policy: Any) -> Any:
     given = {"mp_policy": MixedPrecisionPolicy(**policy)} if policy else {}
+    if replicas > 1:
+        given["mesh"] = init_device_mesh("cpu", (replicas, DEVICES // replicas), mesh_dim_names=("a", "b"))
     for block in model.blocks:
         fully_shard(block, **given)
     return fully_shard(model, **given)
@@ -103,6 +106,8 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], Any, int, tuple[
     "fsdp, deferred": (lambda: sharded(Transformer()), tokens, adam, 4, (1, 8)),
     "fsdp, not deferred": (lambda: sharded(Transformer()), tokens, adam, 4, (1, 8)),
     "fsdp, kept whole": (lambda: sharded(Transformer()), tokens, adam, 4, (1, 8)),
+    "fsdp, replicas": (lambda: sharded(Transformer(), 2), tokens, adam, 4, (1, 8)),
+    "fsdp, replicas deferred": (lambda: sharded(Transformer(), 2), tokens, adam, 4, (1, 8)),
     "fsdp in bfloat16": (
         lambda: sharded(Transformer(), param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
         tokens,
@@ -130,7 +135,8 @@ def train(kind: str, batch: int, steps: int) -> None:
             for number in range(micro_batches):
                 last = number == micro_batches - 1
                 if kind.startswith("fsdp"):
-                    model.set_requires_gradient_sync(last or kind == "fsdp, not deferred")
+                    model.set_requires_gradient_sync(last or kind in ("fsdp, not deferred", "fsdp, replicas deferred"))
+                    model.set_requires_all_reduce(last or kind != "fsdp, replicas deferred")
                     model.set_reshard_after_backward(last or kind != "fsdp, kept whole")
                 else:
                     model.require_backward_grad_sync = last  # as within no_sync()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -27,8 +29,9 @@ from dpsim.model import predict
 from dpsim.model.cost import idle_curve
 from dpsim.plan import Plan
 from dpsim.records.sweep import read_results
-from dpsim.schedule import ALL_GATHER_EVENT, REDUCE_SCATTER_EVENT, SYNCHRONISE_EVENT
+from dpsim.schedule import ALL_GATHER_EVENT, ALLREDUCE_EVENT, KINDS, REDUCE_SCATTER_EVENT, SYNCHRONISE_EVENT
 from dpsim.setting import settings_of
+from dpsim.strategy import fully_sharded
 from dpsim.study.environment import environment
 from dpsim.torch.script.profile_script import profile_script
 from dpsim.torch.script.request import ScriptRequest
@@ -62,6 +65,10 @@ def shard(model, **given):
     fully_shard(model, **given)
     return torch.optim.AdamW(model.parameters())
 """
+
+
+def mesh(*shape: int) -> str:
+    return f"mesh=dist.device_mesh.init_device_mesh('cpu', {shape}, mesh_dim_names={(*'abc'[: len(shape)],)})"
 
 
 def a_script(folder: Path, text: str) -> Path:
@@ -274,6 +281,33 @@ def test_a_predicted_step_has_the_collectives_that_fsdp_calls(
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    ("deferred", "dtype"), [("each", "float32"), ("gradients", "bfloat16"), ("all_reduce", "float32")]
+)
+def test_a_predicted_step_of_replicas_has_each_collective_of_four_ranks_of_gloo(
+    deferred: str, dtype: str, tmp_path: Path
+) -> None:
+    script, arguments = Path(__file__).parent / "scripts" / "replicated.py", ("3", deferred, dtype)
+    workload = profile_script(ScriptRequest(script=str(script), arguments=arguments, devices=4, steps=6))
+    ddp = workload.ddp
+    assert ddp is not None and (ddp.replicas, ddp.accumulate) == (2, 3)
+    assert (ddp.deferred, ddp.all_reduce_deferred) == (deferred == "gradients", deferred == "all_reduce")
+    schedule = lower(workload, msgspec.structs.replace(plan_of(3), devices=4, strategy=fully_sharded(2)))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, *arguments, tmp_path / "store", str(rank), "4"], stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(4)
+    ]
+    for rank, process in enumerate(ranks):
+        groups = {kind: [rank // 2 * 2, rank // 2 * 2 + 1] for kind in (ALL_GATHER_EVENT, REDUCE_SCATTER_EVENT)}
+        groups[ALLREDUCE_EVENT] = [rank % 2, rank % 2 + 2]
+        called = zip(schedule.kind.tolist(), schedule.size_bytes.tolist(), strict=True)
+        predicted = [[KINDS[kind], size, groups[kind]] for kind, size in called if kind in groups]
+        assert json.loads(process.communicate()[0]) == predicted, rank
+
+
+@pytest.mark.torch
 def test_a_script_with_ddp_is_sharded_instead_a_unit_a_block_also_behind_its_optimizer(tmp_path: Path) -> None:
     text = """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -299,7 +333,16 @@ def test_a_script_with_ddp_is_sharded_instead_a_unit_a_block_also_behind_its_opt
     ("text", "given"),
     [
         ("shard(model, offload_policy=fsdp.CPUOffloadPolicy())", "offload"),
-        ("shard(model, mesh=dist.device_mesh.init_device_mesh('cpu', (2, 2), mesh_dim_names=('a', 'b')))", "HSDP"),
+        (f"train(model, shard(model, {mesh(2, 2)}))", "two dimensions for some of its units"),
+        (f"shard(model, {mesh(4, 1)})", "replicas of one rank each"),
+        (f"shard(model, {mesh(1, 2, 2)})", "several dimensions"),
+        ("shard(model, mesh=dist.device_mesh.DeviceMesh('cpu', [[0, 2], [1, 3]]))", "in another order"),
+        ("shard(model, mesh=dist.device_mesh.DeviceMesh('cpu', [0, 1]))", "some of the ranks"),
+        (
+            f"given = shard(model, {mesh(1, 4)})\nmodel.set_requires_gradient_sync = model.set_requires_all_reduce"
+            "\ntrain(model, given, defers=lambda *_: True)",
+            "set_requires_all_reduce(False)",
+        ),
         ("shard(model, reshard_after_forward=2)", "reshard_after_forward=2"),
         ("fully_shard([model[0], model[1]])", "a list of modules"),
         ("shard(model, shard_placement_fn=lambda parameter: None)", "shard_placement_fn"),
@@ -318,8 +361,8 @@ def test_a_script_with_ddp_is_sharded_instead_a_unit_a_block_also_behind_its_opt
         ),
     ],
     ids=[
-        *("offload", "HSDP", "part", "list", "placement", "first version", "optimizer", "backward"),
-        "last",
+        *("offload", "some units", "one rank", "dimensions", "order", "some ranks", "not added up", "part", "list"),
+        *("placement", "first version", "optimizer", "backward", "last"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused_by_name(text: str, given: str, dpsim: Dpsim, tmp_path: Path) -> None:

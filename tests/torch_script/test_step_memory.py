@@ -16,10 +16,11 @@ from dpsim import codec
 from dpsim.machine import Link, Machine
 from dpsim.model.memory import Memory, memory
 from dpsim.plan import Plan
+from dpsim.strategy import Zero3
 from dpsim.workload import Workload
 
 SCRIPTS = Path(__file__).parents[1] / "support" / "script_memories.py"
-FSDP = ("fsdp", "fsdp, deferred", "fsdp, not deferred", "fsdp, kept whole")
+FSDP = ("fsdp", "fsdp, deferred", "fsdp, not deferred", "fsdp, kept whole", "fsdp, replicas", "fsdp, replicas deferred")
 KINDS = (
     *("mlp", "cnn with batch norm", "transformer", "accumulation", *FSDP, "checkpointing"),
     *("fsdp in bfloat16", "mlp by autocast", "mlp of bfloat16"),
@@ -54,7 +55,7 @@ def needed(workload: Workload, local_batch: int, *, memory_bytes: float = 2**34)
         global_batch=ddp.devices * local_batch * ddp.accumulate,
         accumulate=ddp.accumulate,
         fusion_rule=ddp.fusion_rule,
-        strategy="zero3" if ddp.units else "data-parallel",
+        strategy=Zero3(replicas=ddp.replicas).text if ddp.units else "data-parallel",
     )
     return memory(
         workload,

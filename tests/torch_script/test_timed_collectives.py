@@ -83,6 +83,24 @@ def test_both_collectives_of_fsdp_come_from_the_same_steps() -> None:
         assert rows.values(subject, TIME_S, 65536) == pytest.approx([1.0 - LATE_S])
 
 
+def test_replicas_are_timed_together_and_their_shards_have_the_sizes_of_their_part() -> None:
+    rows, asked = Rows(), list[Timed]()
+    config = replace(CONFIG, runtime=FSDP, overlaps=(), devices=(4, 8), sizes_bytes=(65536,))
+    config = replace(config, strategy="zero3:prefetch=0,replicas=2")
+
+    def noted(timed: Timed) -> list[Any]:
+        asked.append(timed)
+        kinds = ("all-gather", "reduce-scatter", "allreduce")
+        return [{kind: [(0.0, 1.0)] * 3 for kind in kinds}] * timed.devices
+
+    for table in tables_of(config, config.collectives(), rows, noted, UNIT_S, 1):
+        table.visit(0)
+    sizes = {(each.collective.kind, each.collective.devices): rows.parts(each, TIME_S) for each in config.collectives()}
+    halves = {(kind, devices): (65536,) for kind in ("all-gather", "reduce-scatter") for devices in (2, 4)}
+    assert sizes == halves | {("allreduce", 2): (65536 // 4,)}
+    assert {(timed.devices, timed.size_bytes) for timed in asked} == {(4, 65536), (8, 65536)}
+
+
 def test_gathers_and_sums_of_other_types_have_the_sizes_of_as_many_numbers() -> None:
     rows, asked = Rows(), list[Timed]()
     types = {"gather_dtype": "bfloat16", "reduce_dtype": "float64"}
@@ -103,12 +121,12 @@ def test_gathers_and_sums_of_other_types_have_the_sizes_of_as_many_numbers() -> 
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("devices", [1, 2, 3, 4])
-def test_ranks_time_what_they_are_asked_for(devices: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2)])
+def test_ranks_time_what_they_are_asked_for(devices: int, replicas: int, tmp_path: Path) -> None:
     """On their first ranks alone too, while the others sleep."""
     part = Part(kind="collectives", number=0, ranks=devices, counts=(max(devices - 1, 1), devices), fully_shard=True)
-    if devices == 1:
-        part = replace(part, counts=(1,))
+    if devices == 1 or replicas > 1:
+        part = replace(part, counts=(devices,), replicas=replicas)
     with JobRanks.started([part], tmp_path, OWN) as job:
         processes = Processes(job)
         job.start([0])
@@ -129,7 +147,8 @@ def test_ranks_time_what_they_are_asked_for(devices: int, tmp_path: Path) -> Non
             types = {"gather_dtype": "bfloat16", "reduce_dtype": "float32"}
             for of_rank in asked("sharded", units=4, **types) if count > 1 else ():
                 counts = {kind: len(spans) for kind, spans in of_rank.items()}
-                assert counts == {"all-gather": 2 * 4 * 3, "reduce-scatter": 4 * 3}, (
+                between = {"allreduce": 4 * 3} if replicas > 1 else {}
+                assert counts == {"all-gather": 2 * 4 * 3, "reduce-scatter": 4 * 3} | between, (
                     "four units, given up after forward"
                 )
         processes.end()

@@ -195,6 +195,7 @@ class CudaTransport(MpiTransport):
         compression: Compression | None,
         order: SummationOrder | None = None,
         kind: CollectiveKind = "allreduce",
+        replicas: int = 1,
     ) -> PersistentAllreduce | None:
         """Prepare the kernels' allreduce of memory allocated here, compiled on this rank; its first run is collective.
 
@@ -203,7 +204,7 @@ class CudaTransport(MpiTransport):
         produced = [data, *(order.extra if order is not None else ())]
         locations = [location for array in produced if (location := self._location(array)) is not None]
         reducer = self.reducer
-        if reducer is None or kind != "allreduce" or len(locations) < len(produced):
+        if reducer is None or kind != "allreduce" or replicas > 1 or len(locations) < len(produced):
             return None
         sums = order.slots if order is not None else slots(range(self.size + 1))
         version = reducer.version(algorithm, data.nbytes, sixteen_bits=compression is not None)

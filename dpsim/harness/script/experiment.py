@@ -22,7 +22,7 @@ from dpsim.model.thresholds import LEAST_CAP_BYTES
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.setting import settings_of
-from dpsim.strategy import FULLY_SHARD, DataParallel
+from dpsim.strategy import FULLY_SHARD, DataParallel, fully_sharded
 from dpsim.workload import Workload
 
 _HOOK = "hook"
@@ -126,7 +126,9 @@ def script_experiment(
         other_runtimes=(*(name for name in runtimes if name != _DDP), *([HOOK] if _HOOK in communication else [])),
         **others,
     )
-    return experiment if strategy == DataParallel.name else replace(_sharded(experiment), other_runtimes=(BESIDE_FSDP,))
+    if strategy == DataParallel.name:
+        return experiment
+    return replace(_sharded(experiment, 1), other_runtimes=(BESIDE_FSDP,))
 
 
 def _own_first(value: float | None) -> float:
@@ -198,7 +200,7 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     """
     ddp = _predictable(workload)
     if ddp.units:
-        experiment = _sharded(experiment)
+        experiment = _sharded(experiment, ddp.replicas)
     elif any(tensor.dtype == "bfloat16" for tensor in workload.tensors):
         experiment = _without_mpi(experiment)
     if ddp.sync_batch_norm and not on_gpus(experiment):
@@ -263,8 +265,8 @@ def _without_mpi(experiment: Experiment) -> Experiment:
     return replace(experiment, cases=cases)
 
 
-def _sharded(experiment: Experiment) -> Experiment:
-    """The experiment where FSDP trains: by gloo on the node alone. Raises ``ConfigError``."""
+def _sharded(experiment: Experiment, replicas: int) -> Experiment:
+    """The experiment where FSDP trains so many replicas: by gloo on the node alone. Raises ``ConfigError``."""
     given, allowed = "", ""
     if experiment.values(_CAP):
         given, allowed = "--fusion-threshold", "no cap: the modules that fully_shard is given are the buckets"
@@ -277,7 +279,7 @@ def _sharded(experiment: Experiment) -> Experiment:
         raise ConfigError(
             f"{given} where FSDP trains", allowed=allowed, remedy="leave it out, or measure a script with DDP"
         )
-    case = {"network": NODE, "runtime": FSDP, "algorithm": LIBRARIES[FSDP], "strategy": FULLY_SHARD.text}
+    case = {"network": NODE, "runtime": FSDP, "algorithm": LIBRARIES[FSDP], "strategy": fully_sharded(replicas)}
     return replace(experiment, cases=(case | {"overlap": DDP_OVERLAPS[FSDP][0]},))
 
 

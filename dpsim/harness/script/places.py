@@ -90,7 +90,8 @@ def _unit_sizes(workload: Workload, settings: list[Setting]) -> tuple[int, ...]:
     """The different sizes of FSDP's units in float32, padded, or some with the least and the largest; none with DDP."""
     assert workload.ddp is not None
     layers = workload.layers if workload.ddp.units else ()
-    padded = {sum(each.padded(count) for each in layer.tensors) for layer in layers for count in _counts(settings)}
+    counts = {setting.plan.shard_devices for setting in settings if setting.plan.devices > 1}
+    padded = {sum(each.padded(count) for each in layer.tensors) for layer in layers for count in counts}
     sizes = sorted(ITEM_BYTES["float32"] * size for size in padded)
     places = np.linspace(0, len(sizes) - 1, min(len(sizes), _MOST_SIZES))
     return tuple(sizes[int(place)] for place in places)

@@ -119,7 +119,8 @@ def buckets(step: Timeline, gradient_bytes: Mapping[str, int]) -> list[Bucket]:
     bucket is full when the bytes of all so far are reached, at the latest when it is sent. The list is empty where the
     collectives do not sum all gradients, each of them once, or one is sent before backward reaches its gradients.
     """
-    sent = np.isin(step.kind, (ALLREDUCE_EVENT, REDUCE_SCATTER_EVENT))
+    scattered = step.kind == REDUCE_SCATTER_EVENT  # replicas add up their shards behind it
+    sent = scattered if scattered.any() else step.kind == ALLREDUCE_EVENT
     order = [int(i) for i in dict.fromkeys(step.operation[sent])]
     sizes = [int(step.size_bytes[sent & (step.operation == i)].sum()) for i in order]
     sent_s = [float(step.start_s[sent & (step.operation == i)].min()) for i in order]

@@ -139,13 +139,15 @@ class ScriptVisits:
         for number in range(_CALIBRATION_PARTS):
             for calibrator in self.calibrators:
                 calibrator.visit(number, counted=True)
-        pause_s: dict[int, float] = {}
+        assert self._task.inputs is not None
+        calibration, pause_s = self._task.inputs.calibrations[self._task.place], dict[int, float]()
         for subject in self._task.collectives:
             if not subject.overlap:
                 largest = self.rows.parts(subject, TIME_S)[-1]
                 seconds = float(np.median(self.rows.values(subject, TIME_S, largest)))
                 whole = seconds * self._profiled_bytes / largest
-                pause_s[subject.collective.devices] = min(whole, _LONGEST_PAUSE_S)
+                ranks = calibration.ranks_of(subject.collective)
+                pause_s[ranks] = min(whole, _LONGEST_PAUSE_S)
         for profiler in self.profilers:
             profiler.pause_s = pause_s
         stop = until_known(self._task.first_s, least_rounds=_LEAST_VISITS)

@@ -66,7 +66,7 @@ class Ask:
     """Asks the ranks of a calibration for what a step of ``max_bytes`` has of the collectives of some devices."""
 
     def __init__(self, time: Time, devices: int, config: CalibrateConfig) -> None:
-        self._time, self._devices, self._config, self._step_bytes = time, devices, config, config.max_bytes
+        self._time, self.devices, self._config, self._step_bytes = time, devices, config, config.max_bytes
         self._kept: dict[tuple[int, str], float] = {}
 
     def at_once(self, size: int, most: int = _MOST_AT_ONCE) -> int:
@@ -76,7 +76,7 @@ class Ask:
     def of_ranks(self, what: str, size: int, *, units: int = 1) -> list[Any]:
         """Return what each rank took."""
         dtypes = self._config.gather_dtype, self._config.reduce_dtype
-        return self._time(Timed(what, self._devices, size, now() + _LEAD_S, self.at_once(size), units, *dtypes))
+        return self._time(Timed(what, self.devices, size, now() + _LEAD_S, self.at_once(size), units, *dtypes))
 
     def sharded_s(self, size: int, kind: CollectiveKind) -> float:
         """Return the mean of the collectives of a kind and size in a few steps of FSDP; that of the other kind is kept.
@@ -132,10 +132,12 @@ class BackwardTimes(CollectiveTimes):
 
 
 class ShardedTimes(CollectiveTimes):
-    """How long gloo takes for a collective that FSDP waits for, in steps of its own; sizes are whole."""
+    """How long gloo takes for a collective that FSDP waits for, in steps of its own; an allreduce is of a shard."""
 
     def _timed(self, size: int) -> dict[str, Sequence[float]]:
-        return {TIME_S: [self.ask.sharded_s(size, self._subject.collective.kind)]}
+        collective = self._subject.collective
+        share = self.ask.devices // collective.devices if collective.kind == "allreduce" else 1
+        return {TIME_S: [self.ask.sharded_s(size * share, collective.kind)]}
 
 
 def tables_of(
@@ -149,11 +151,13 @@ def tables_of(
     """Return the tables of a calibration; ``unit_s`` is what a unit of the load takes by itself."""
     asks, tables = dict[int, Ask](), list[CollectiveTimes]()
     for subject in subjects:
-        devices = subject.collective.devices
+        devices = config.ranks_of(subject.collective)
         ask = asks.setdefault(devices, Ask(time, devices, config))
         item_bytes = config.bytes_a_number(subject.collective.kind)
         sizes = [size // ITEM_BYTES["float32"] * item_bytes for size in config.sizes_bytes]
         sizes = sizes or size_ladder(config.max_bytes)
+        if config.runtime == FSDP and subject.collective.kind == "allreduce":
+            sizes = [size // (devices // subject.collective.devices) for size in sizes]
         given = subject, sizes, rows, ask, parts
         if config.runtime == FSDP:
             tables.append(ShardedTimes(*given))

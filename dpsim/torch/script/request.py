@@ -74,7 +74,8 @@ class Part(Noun, frozen=True):
     """What ``ranks`` processes do together in a measurement, in turns with others, the ``number``-th of all.
 
     They ``train``, or ``observe`` so many ``steps`` of their training; or each is the ``profile`` of rank 0 of
-    ``devices``; or they time the ``collectives`` of the first so many ranks (``counts``). A script is changed as in a
+    ``devices``; or they time the ``collectives`` of the first so many ranks (``counts``), in so many ``replicas`` of
+    FSDP. A script is changed as in a
     ``ScriptRequest``, and DDP may have another ``bucket_cap_bytes`` and a communication ``hook``: what the function
     ``module:function`` returns. Of a script that calls ``fully_shard`` so often (``joined_calls``), units below the cap
     are joined to the root's.
@@ -95,3 +96,4 @@ class Part(Noun, frozen=True):
     joined_calls: int = 0
     steps: int = 0
     counts: tuple[int, ...] = ()
+    replicas: int = 1

@@ -115,7 +115,10 @@ class Shard(Noun, frozen=True):
 
 
 class ShardsRecord(Noun, frozen=True):
-    """What FSDP knows of a model that it has sharded; ``update_s`` is the part of an update that grows with a shard."""
+    """What FSDP knows of a model that it has sharded; ``update_s`` is the part of an update that grows with a shard.
+
+    ``replicas`` are the groups of ranks that have a copy of the parameters each.
+    """
 
     torch: str
     device: str
@@ -123,6 +126,7 @@ class ShardsRecord(Noun, frozen=True):
     parameters: tuple[Shard, ...]
     state_bytes: int
     update_s: float | None
+    replicas: int = 1
 
 
 class ScriptRecord(Noun, frozen=True):
@@ -151,10 +155,12 @@ class ScriptRecord(Noun, frozen=True):
         """How most steps accumulate, as ``DdpSettings`` has it."""
         steps = [step for step in self.steps if step.micro_batches == self.accumulate]
         ((reduces, _),) = Counter(step.reductions for step in steps).most_common(1)
+        summed = [(step.all_reductions or len(step.reductions)) < len(step.reductions) for step in steps]
         return {
             "accumulate": self.accumulate,
             "deferred": len(reduces) == 1,
             "reduces": reduces if 1 < len(reduces) < self.accumulate else (),
+            "all_reduce_deferred": 2 * sum(summed) > len(steps),
             "late_flag": 2 * sum(step.late_flags > 0 for step in steps) > len(steps),
         }
 
@@ -201,6 +207,7 @@ def _recorded_of_shards(record: ScriptRecord, model: ShardsRecord, request: Scri
         **record.accumulation,
         bucket_bytes=tuple(unit.size_bytes for unit in reversed(model.units)),
         units=model.units,
+        replicas=model.replicas,
         sync_batch_norm=record.sync_batch_norm,
         own_collectives=len(_own_collectives(record)),
     )
@@ -216,7 +223,7 @@ def _recorded_of_shards(record: ScriptRecord, model: ShardsRecord, request: Scri
         settings,
         parameters,
         buckets,
-        shards=request.devices,
+        shards=request.devices // model.replicas,
         shard_update_s=model.update_s,
     )
 

@@ -1,7 +1,8 @@
 """PyTorch's ``fully_shard`` (FSDP): what is recorded and timed of a model that it has sharded. Loads torch.
 
 On processors FSDP waits for each of its collectives: a unit is gathered as its forward begins, and where it is given up
-after forward once more in backward; its gradients are reduce-scattered as its backward ends. Nothing runs beside them.
+after forward once more in backward; its gradients are reduce-scattered as its backward ends, and in a mesh of two
+dimensions (HSDP) its shards are then allreduced over the replicas. Nothing runs beside them.
 Source: PyTorch 2.13, ``torch/distributed/fsdp/_fully_shard``, where streams and events do nothing on a processor.
 """
 
@@ -85,10 +86,44 @@ class ShardedModel:
                 self.groups.setdefault(unit, []).append(group)
                 shards = [each.sharded_param for each in group.fsdp_params if each.sharded_param.requires_grad]
                 self.parameters += [ShardOf(names[id(each)], unit, each, *_sent_as(each, group)) for each in shards]
+        self.replicas = self._replicas()
         self.called: dict[str, None] = {}
         """The units in the order in which their forwards began."""
         self._whole: list[set[str]] = [set(), set()]
         """The units that the last two backwards left whole."""
+
+    def _replicas(self) -> int:
+        """The groups of ranks that have a copy of the parameters each. Raises ``Refused`` where units differ in it."""
+        every = (group for groups in self.groups.values() for group in groups)
+        sizes = {getattr(group.mesh_info, "replicate_mesh_size", 1) for group in every}
+        if len(sizes) > 1:
+            words = "fully_shard with meshes of two dimensions for some of its units"
+            raise Refused(_not_done(words, "the same mesh for all units"))
+        return int(sizes.pop())
+
+    @property
+    def adds_up_replicas(self) -> bool:
+        """Whether the next backward that reduces adds up shards over several replicas (``set_requires_all_reduce``)."""
+        every = (group for groups in self.groups.values() for group in groups)
+        return self.replicas > 1 and all(group.all_reduce_grads for group in every)
+
+    def check_added_up(self) -> None:
+        """Raises ``Refused`` for an update of shards that are not added up over the replicas: it has no gradients."""
+        if self._partial_sums():
+            raise Refused(
+                ConfigError(
+                    "the script updates after a backward() whose shards are not added up over the replicas, by"
+                    " set_requires_all_reduce(False): the update has no gradients",
+                    allowed="set_requires_all_reduce(True) before the last backward of a step",
+                    remedy="call model.set_requires_all_reduce(last)",
+                )
+            )
+
+    def _partial_sums(self) -> list[Any]:
+        """The shards that are still to be added up over the replicas."""
+        every = (group for groups in self.groups.values() for group in groups)
+        sums = [getattr(group, "_partial_reduce_output", None) for group in every]
+        return [each for each in sums if each is not None]
 
     def modules(self) -> Any:
         return self.module.modules()
@@ -120,8 +155,11 @@ class ShardedModel:
             )
 
     def whole_gradient_bytes(self) -> int:
-        """The bytes of the whole gradients that backwards without synchronisation have added up."""
-        grads = []
+        """The bytes of the whole gradients that backwards without synchronisation have added up.
+
+        Sums of shards that are still to be added up over replicas are among them.
+        """
+        grads = self._partial_sums()
         for group in (group for groups in self.groups.values() for group in groups):
             for each in group.fsdp_params:
                 whole = getattr(each, "_unsharded_param", None)
@@ -424,11 +462,20 @@ def _check_arguments(given: dict[str, Any], done: str) -> None:
             isinstance(given.get("offload_policy"), fsdp.CPUOffloadPolicy),
             "parameters that stay on the device",
         ),
-        ("a mesh of several dimensions (HSDP)", mesh is not None and mesh.ndim > 1, "a mesh of one dimension"),
         (
-            "a mesh of some of the ranks",
-            mesh is not None and mesh.ndim == 1 and mesh.size() != distributed.get_world_size(),
-            "a mesh of all ranks",
+            "a mesh of several dimensions (HSDP)",
+            mesh is not None and mesh.ndim > (1 if done == "compared" else 2),
+            "a mesh of one dimension" + (", or of two: replicas and shards" if done != "compared" else ""),
+        ),
+        (
+            "a mesh of some of the ranks, or of them in another order",
+            mesh is not None and mesh.mesh.flatten().tolist() != list(range(distributed.get_world_size())),
+            "a mesh of all ranks in their order: neighbours share a copy of the parameters",
+        ),
+        (
+            "a mesh of replicas of one rank each",
+            mesh is not None and mesh.ndim == 2 and mesh.size(1) == 1 < mesh.size(0),
+            "two ranks or more for each copy of the parameters, or DistributedDataParallel",
         ),
         (
             f"reshard_after_forward={reshard}, a number of ranks",

@@ -188,6 +188,8 @@ class Recorder(Script):
             self._step.late_flags = self.late_flags
         if isinstance(self.ddp, ShardedModel):
             self.ddp.note_backward()
+            if self._step is not None and self.synchronises:
+                self._step.all_reductions += self.ddp.adds_up_replicas
 
     def step_ends(self) -> None:
         if self._step is not None:
@@ -217,6 +219,7 @@ class Recorder(Script):
         elif isinstance(self.ddp, ShardedModel):
             check_optimizer(optimizer)
             self.ddp.check_resharded()
+            self.ddp.check_added_up()
         if self.unreduced_updates == _UNWRAPPED_STEPS:
             raise unreduced()
 

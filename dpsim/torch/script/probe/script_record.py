@@ -54,6 +54,7 @@ def _shards_record(model: ShardedModel, optimizer: Any) -> dict[str, Any]:
             ],
             "state_bytes": state_bytes(model),
             "update_s": plain_update_s(optimizer),
+            "replicas": model.replicas,
         }
     }
 

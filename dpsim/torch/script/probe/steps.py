@@ -15,7 +15,8 @@ MODES: tuple[Mode, ...] = ("whole", "forward", "gradients")
 class RecordedStep:
     """One synchronising step: seconds by part, summed over its micro-batches; those of ``reductions`` synchronised.
 
-    In ``late_flags`` of them the script said whether to synchronise when DDP had already read it, in forward.
+    In ``all_reductions`` of these FSDP added up shards over several replicas (0: there is one). In ``late_flags`` of
+    them the script said whether to synchronise when DDP had already read it, in forward.
 
     ``step_s`` lasts from its first forward to the next step's. ``last_backward_s`` is the backward that synchronised.
     ``delayed_s``: the training thread could run and had no core (0 where that is not known).
@@ -37,6 +38,7 @@ class RecordedStep:
     delayed_s: float = 0.0
     micro_batches: int = 0
     reductions: tuple[int, ...] = (0,)
+    all_reductions: int = 0
     late_flags: int = 0
     local_batch: int = 1
     own_collectives: tuple[int | None, ...] = ()

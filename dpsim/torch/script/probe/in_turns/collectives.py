@@ -108,7 +108,7 @@ class Queue:
 
 
 class Collectives:
-    """What one rank times, on its first ranks by their number; ``members`` are the process groups of gloo's."""
+    """What one rank times, on its first ranks by their number; ``members`` are their process groups, or meshes."""
 
     def __init__(self, reductions: dict[int, Any], members: dict[int, Any], *, fully_shard: bool = False) -> None:
         self._reductions, self._members = reductions, members
@@ -205,7 +205,7 @@ class Collectives:
             model(samples).sum().backward()
             for parameter in model.parameters():
                 parameter.grad = None
-        spans = {kind: list(each) for kind, each in self.waited.spans.items()}
+        spans = {kind: list(each) for kind, each in self.waited.spans.items() if each}
         self.waited.forget()
         return spans
 
@@ -213,7 +213,8 @@ class Collectives:
         width = max(round(math.sqrt(timed.size_bytes / 4)), timed.devices)
         linear = functools.partial(torch.nn.Linear, width, width, bias=False)
         model = torch.nn.Sequential(*(torch.nn.Sequential(linear(), torch.nn.ReLU()) for _ in range(timed.units)))
-        mesh = DeviceMesh.from_group(self._members[timed.devices], "cpu")
+        members = self._members[timed.devices]
+        mesh = members if isinstance(members, DeviceMesh) else DeviceMesh.from_group(members, "cpu")
         policy = MixedPrecisionPolicy(getattr(torch, timed.gather_dtype), getattr(torch, timed.reduce_dtype))
         for unit in model:
             fully_shard(unit, mesh=mesh, mp_policy=policy)
@@ -233,6 +234,9 @@ def time_collectives(part: Any, rank: int, folder: str, reductions: dict[int, An
             check_gradients()
         members = {devices: distributed.new_group(list(range(devices))) for devices in part.counts}
         reductions = {devices: GlooReduction(group) for devices, group in members.items() if rank < devices}
+        for devices in part.counts if part.replicas > 1 else ():
+            groups = torch.arange(devices).view(part.replicas, -1)
+            members[devices] = DeviceMesh("cpu", groups, mesh_dim_names=("replicate", "shard"))
     collectives = Collectives(reductions, members, fully_shard=part.fully_shard)
     turns = Turns(folder, part.number, rank)
     visit = Visit(taken=collectives.load.unit_s)
