@@ -79,7 +79,8 @@ class RankStep:
     reduced, ``reduced`` after backward, and ``final`` as the optimizer gets them (also ``final_hashes``); ``buffers``
     have their values after the step. ``settings`` are the optimizers' (learning rates). ``draws``: random numbers were
     drawn that could not be switched to one stream a sample. ``bypassed``: the step was of gradients of a wrapped model
-    whose own forward was not called. ``scale`` is the number by which a scaler scaled the loss, and ``skipped`` whether
+    whose own forward was not called. ``gathers``: results of the model were gathered by a call that carries no
+    gradient. ``scale`` is the number by which a scaler scaled the loss, and ``skipped`` whether
     it skipped the update. ``lost`` are the parts of parameters of 16 bits that an update left as they were.
     """
 
@@ -92,6 +93,7 @@ class RankStep:
     final_hashes: dict[str, int] = field(default_factory=dict)
     draws: bool = False
     bypassed: bool = False
+    gathers: bool = False
     scale: float = 1.0
     skipped: bool = False
     lost: dict[str, float] = field(default_factory=dict)
