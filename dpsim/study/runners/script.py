@@ -34,6 +34,7 @@ from dpsim.study.profile import (
     BACKWARD_S,
     FORWARD_S,
     INPUT_S,
+    LAYERS_S,
     LOSS_S,
     OVERHEAD_S,
     STEP_S,
@@ -50,7 +51,7 @@ from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.study.task import Samples, ScriptTask
 from dpsim.torch.script.probe.in_turns.visit import Turn, Visit
-from dpsim.torch.script.recorded import check_same, workload_of
+from dpsim.torch.script.recorded import Recorded, check_same, layers_s, workload_of
 from dpsim.torch.script.request import ScriptRequest
 from dpsim.torch.script.script_record import ScriptRecord, recorded_of
 from dpsim.workload import Workload
@@ -217,7 +218,7 @@ class Profiler:
         request: ScriptRequest,
     ) -> None:
         self._subject, self._processes, self._rows, self._request = subject, processes, rows, request
-        self._bare, self._given = bare, config.times_given
+        self._bare, self._given, self._accumulates = bare, config.times_given, bool(config.accumulated)
         self.pause_s = dict(config.pause_s)
         self._visits = rows.next_visit(subject)
 
@@ -232,13 +233,18 @@ class Profiler:
             return True  # the end of the script, or the last batches of an epoch
         self._rows.add(subject, STEP_S, self._visits, [max(map(computed_s, profiled))])
         self._rows.add(subject, AT_S, self._visits, [now()])
-        if subject.devices == 1 and not self._given:
+        if subject.devices == 1 and self._accumulates and (record := visits[0].profiled) is not None:
+            self._rows.add(subject, LAYERS_S, self._visits, [layers_s(self._recorded(record))])
+        if (subject.devices, subject.accumulate) == (1, 1) and not self._given:
             self._keep_parts(subject, profiled[0])
         self._visits += 1
         return True
 
     def _workload(self, record: dict[str, Any]) -> Workload:
-        return workload_of(recorded_of(codec.convert(record, ScriptRecord), self._request))
+        return workload_of(self._recorded(record))
+
+    def _recorded(self, record: dict[str, Any]) -> Recorded:
+        return recorded_of(codec.convert(record, ScriptRecord), self._request)
 
     def _keep_parts(self, subject: ProfiledBatch, profiled: Workload) -> None:
         check_same(self._bare, profiled, subject.local_batch)
