@@ -93,7 +93,8 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
     if workload is not None:
         notes += workload.ddp.unpriced() if workload.ddp is not None and workload.ddp.late_flag else ()
         try:
-            predicted_remedies = remedies(workload, *_predicted(of, observed, workload, parts))
+            now = _predicted(of, observed, workload, parts)
+            predicted_remedies = remedies(workload, *now, float(steps.step_s.mean()))
         except ConfigError as error:
             notes.append(f"Remedies are not predicted: {error.given}")
         parts = _split(parts, workload, observed)
