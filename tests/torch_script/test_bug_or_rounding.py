@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -495,6 +496,15 @@ def test_mistakes_that_only_16_bits_have_are_named_and_their_corrections_are_rou
 def with_report(run: Observed, **fields: object) -> Observed:
     """The run with these fields in the reports of its ranks."""
     return replace(run, reports=tuple(replace(each, **fields) for each in run.reports))
+
+
+def test_what_differs_by_design_is_said_once_of_both_judgements(tmp_path: Path) -> None:
+    one, two, _ = runs(tmp_path, *[rank(half, mean(*HALVES)) for half in HALVES])
+    padded = Loader(batch_size=4, data_size=7, sampler_size=4, sampler="DistributedSampler")
+    two = with_report(two, loaders=(padded,))
+    in_float32 = replace(two, run=msgspec.structs.replace(two.run, in_float32=True))
+    said = script._designs(one, two)
+    assert len(said) == 1 and "1 of 7 samples" in said[0] and script._designs(one, in_float32) == said
 
 
 def bfloat16(values: np.ndarray) -> np.ndarray:
