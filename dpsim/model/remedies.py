@@ -24,12 +24,12 @@ _LARGER_BATCH = 4
 _LEAST_CAP_BYTES = 2.0**20
 
 
-def remedies(workload: Workload, machine: Machine, plan: Plan) -> tuple[Remedy, ...]:
-    """Return what each change of plan or machine is predicted to take off a step, in seconds.
+def remedies(workload: Workload, machine: Machine, plan: Plan, step_s: float) -> tuple[Remedy, ...]:
+    """Return what each change of plan or machine is predicted to take off a step of ``step_s``, in seconds.
 
-    The gain is the difference of two predictions, and its interval that of their ratio. Where a change lets a step
-    train more samples, its time is that of as many samples as now. Of several bucket caps the best is kept. Changes
-    that cannot be predicted are left out.
+    The gain is that part of the step by which two predictions differ, and its interval that of their ratio. Where a
+    change lets a step train more samples, its time is that of as many samples as now. Of several bucket caps the best
+    is kept. Changes that cannot be predicted are left out.
     """
     now = PredictedRow(workload=workload, machine=machine, plan=plan)
     best: dict[str, Remedy] = {}
@@ -37,7 +37,7 @@ def remedies(workload: Workload, machine: Machine, plan: Plan) -> tuple[Remedy, 
         with contextlib.suppress(ConfigError):
             then = now.replaced(machine=changed_machine, plan=changed)
             ratio = then.over(now, of_two_machines=changed_machine is not machine)
-            gain_s, *ends = (now.step_s * (1 - 1 / each) for each in ratio)
+            gain_s, *ends = (step_s * (1 - 1 / each) for each in ratio)
             remedy = Remedy(text=text, gain_s=gain_s, low_s=min(ends), high_s=max(ends))
             if kind not in best or gain_s > best[kind].gain_s * (1 + 1e-3):
                 best[kind] = remedy

@@ -95,7 +95,7 @@ def explain_steps(workload: Workload, machine: Machine | None, rows: Sequence[Me
         last.step_s,
         parts,
         _method(len(ordered), implied=machine is None),
-        remedies=remedies(fitted.workload, fitted.machine, last.plan),
+        remedies=remedies(fitted.workload, fitted.machine, last.plan, last.step_s),
         notes=(*_work(first, last), *_notes(fitted, implied=machine is None)),
     )
 

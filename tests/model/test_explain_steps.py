@@ -68,6 +68,12 @@ def test_a_faster_link_gains_most_of_what_is_exposed() -> None:
     assert [each.gain_s for each in explained.remedies] == sorted((r.gain_s for r in explained.remedies), reverse=True)
 
 
+def test_no_remedy_gains_more_than_the_step_where_the_prediction_is_longer() -> None:
+    rows = [MeasuredStep(plan(1), 0.3), MeasuredStep(plan(16), 0.31)]
+    explained = explain_steps(layers_of(BYTES), linked(1e8), rows)
+    assert explained.remedies and all(remedy.gain_s < 0.31 for remedy in explained.remedies)
+
+
 def test_nodes_share_a_link_and_their_own_devices_are_not_counted_against_it() -> None:
     explained = explain_steps(layers_of(BYTES), None, [step(linked(2e9), 8, "1x8"), step(linked(2e9), 16, "2x8")])
     assert [part.kind for part in explained.causes] == ["communication"]

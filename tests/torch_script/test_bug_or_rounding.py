@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -217,6 +218,12 @@ def test_ranks_that_begin_apart_have_seeds_of_their_own(tmp_path: Path) -> None:
     assert found is not None and found.kind == differences.SEEDS
 
 
+def test_a_loss_that_ranks_add_is_a_sum_though_the_gradients_are_right(tmp_path: Path) -> None:
+    ranks = [replace(rank(half, mean(*HALVES)), loss=2.0) for half in HALVES]
+    found = finding(tmp_path, *ranks)
+    assert found is not None and (found.kind, found.tensor) == (differences.SCALE, "the loss")
+
+
 def test_random_numbers_of_the_loop_are_no_mistake(tmp_path: Path) -> None:
     ranks = [rank(half, mean(*HALVES)) for half in HALVES]
     for step in ranks:
@@ -284,6 +291,24 @@ data = torch.utils.data.random_split(data, [128 // world] * world, generator=one
 """Each rank has a part of the data that lacks samples which it gets in the order of the first run."""
 
 
+OWN_TEACHER = {
+    "more": "torch.manual_seed(rank)\nteacher = nn.Linear(16, 5)",
+    "step": "optimizer.zero_grad()\nF.mse_loss(model(x), teacher(x).detach()).backward()\noptimizer.step()",
+}
+
+
+GATHERED = {
+    "step": """\
+optimizer.zero_grad()
+out = model(x)
+parts = [torch.zeros_like(out) for _ in range(world)]
+dist.all_gather(parts, out)
+parts[rank] = out
+(F.cross_entropy(out, y) + torch.cat(parts).norm(dim=0).sum()).backward()
+optimizer.step()""",
+}
+
+
 def named(name: str) -> Case:
     return next(each for each in (*MISTAKES, *BY_DESIGN, *CLEAN, *NARROW_MISTAKES, *NARROW_CLEAN) if each.name == name)
 
@@ -326,6 +351,8 @@ def judged(dpsim: Dpsim, folder: Path, case: Case, devices: str = "1,2", steps: 
             1,
             "a sum in place of a mean",
         ),
+        (Case("a teacher by rank", OWN_TEACHER), 1, "of Linear, outside of DDP (class: seeds by rank)"),
+        (Case("features of all ranks", GATHERED), 1, "functional.all_gather carries it (class: a missing gradient)"),
         (Case("subsets of the ranks", SUBSETS), 0, IS_ROUNDING.replace(".", ", apart from what differs by design.")),
         (Case("a library's shards", SHARDS), 0, IS_ROUNDING.replace(".", ", apart from what differs by design.")),
         (Case("a closure", {"step": BY_CLOSURE.replace("(rank)", "(0)")}), 0, IS_ROUNDING),
@@ -469,6 +496,15 @@ def test_mistakes_that_only_16_bits_have_are_named_and_their_corrections_are_rou
 def with_report(run: Observed, **fields: object) -> Observed:
     """The run with these fields in the reports of its ranks."""
     return replace(run, reports=tuple(replace(each, **fields) for each in run.reports))
+
+
+def test_what_differs_by_design_is_said_once_of_both_judgements(tmp_path: Path) -> None:
+    one, two, _ = runs(tmp_path, *[rank(half, mean(*HALVES)) for half in HALVES])
+    padded = Loader(batch_size=4, data_size=7, sampler_size=4, sampler="DistributedSampler")
+    two = with_report(two, loaders=(padded,))
+    in_float32 = replace(two, run=msgspec.structs.replace(two.run, in_float32=True))
+    said = script._designs(one, two)
+    assert len(said) == 1 and "1 of 7 samples" in said[0] and script._designs(one, in_float32) == said
 
 
 def bfloat16(values: np.ndarray) -> np.ndarray:

@@ -95,7 +95,8 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
         workload, said = _as_observed(workload, observed.ranks[0])
         notes += said
         try:
-            predicted_remedies = remedies(workload, *_predicted(of, observed, workload, parts))
+            now = _predicted(of, observed, workload, parts)
+            predicted_remedies = remedies(workload, *now, float(steps.step_s.mean()))
         except ConfigError as error:
             notes.append(f"Remedies are not predicted: {error.given}")
         parts = _split(parts, workload, observed)

@@ -400,7 +400,8 @@ def _designs(first: Observed, other: Observed) -> list[str]:
             designs.append(f"{name} is {after.get(name, 0.0):g} in place of {before[name]:g}")
     extra, samples = padding(other)
     if extra:
-        designs.append(f"the sampler repeats {extra} of {samples} samples at the end of each epoch on {other.run.name}")
+        on = replace(other.run, in_float32=False).name
+        designs.append(f"the sampler repeats {extra} of {samples} samples at the end of each epoch on {on}")
     return designs
 
 

@@ -309,6 +309,11 @@ def _why(step: Step, name: str) -> tuple[str, str]:
         return BUFFERS, f"{finding.because}: {finding.tensor}"
     if differ := hashes_differ(tuple(rank.outside for rank in step.other.step(0))):
         return SEEDS, f"ranks hold different values of {differ[0]}, outside of {step.other.reports[0].wrapper}"
+    if any(rank.gathers for rank in ranks):
+        return MISSING, (
+            "the loss is of what all_gather brings from other ranks, and their part of the gradient is lost:"
+            " torch.distributed.nn.functional.all_gather carries it"
+        )
     return UNKNOWN, "the ranks' gradients are of the same samples and the same parameters, and no mean of them is right"
 
 
@@ -378,6 +383,8 @@ def _loss(step: Step) -> Finding | None:
     kind, because = UNKNOWN, "the mean of the ranks' losses is another, and the gradients are the same"
     if any(rank.draws for rank in (*step.ours, *step.theirs)):
         kind, because = RANDOM, "the script draws random numbers in its step that are not one stream a sample"
+    elif abs(their - len(step.theirs) * mine) <= _SAME_WEIGHT * abs(their):
+        kind, because = SCALE, "the script adds the ranks' losses before backward, which their gradients do not notice"
     own = abs(mine) or 1.0
     return step.found(LOSS, kind, because, difference=abs(mine - their) / own, rounding=allowed / own)
 

@@ -199,6 +199,13 @@ class Observer(Script):
             held = {name: each.grad for name, each in self._state.parameters() if each.grad is not None}
             self._before = {name: local_part(gradient).clone() for name, gradient in held.items()}
 
+    def gathers(self, gather: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
+        """Call a gather, and note one of what has a gradient, which it loses."""
+        given = (*arguments, *keywords.values())
+        if self._step is not None and torch.is_grad_enabled():
+            self._step.gathers |= any(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in given)
+        return gather(*arguments, **keywords)
+
     def optimizer_begins(
         self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

@@ -131,6 +131,8 @@ def install(observer: Observer, bucket_cap_bytes: float | None) -> None:
     """Put ``observer`` around DDP, FSDP, backward and every optimizer of this process."""
     observer.listen_to_construction(bucket_cap_bytes)
     observer.wrap(torch.autograd, "backward", observer.backward)
+    for gather in ("all_gather", "all_gather_into_tensor"):
+        observer.wrap(torch.distributed, gather, observer.gathers)
     observer.wrap(Optimizer, "__init__", observer.constructed)
     watch(observer.sharded, instead_of_ddp=False, done="compared")
     observer.given.install()

@@ -81,10 +81,11 @@ class RankStep:
     reduced, ``reduced`` after backward, and ``final`` as the optimizer gets them (also ``final_hashes``); ``buffers``
     have their values after the step. ``settings`` are the optimizers' (learning rates). ``draws``: random numbers were
     drawn that could not be switched to one stream a sample. ``bypassed``: the step was of gradients of a wrapped model
-    whose own forward was not called. ``scale`` is the number by which a scaler scaled the loss, and ``skipped`` whether
-    it skipped the update. ``lost`` are the parts of parameters of 16 bits that an update left as they were. Of several
-    micro-batches ``parts`` are what each adds to a gradient before it is reduced, by ``NUMBER NAME`` (DDP alone), and
-    ``changed`` the least factor by which the script changes a gradient between two of them (0: it is cleared).
+    whose own forward was not called. ``gathers``: results of the model were gathered by a call that carries no
+    gradient. ``scale`` is the number by which a scaler scaled the loss, and ``skipped`` whether it skipped the update.
+    ``lost`` are the parts of parameters of 16 bits that an update left as they were. Of several micro-batches ``parts``
+    are what each adds to a gradient before it is reduced, by ``NUMBER NAME`` (DDP alone), and ``changed`` the least
+    factor by which the script changes a gradient between two of them (0: it is cleared).
     """
 
     loss: float = 0.0
@@ -96,6 +97,7 @@ class RankStep:
     final_hashes: dict[str, int] = field(default_factory=dict)
     draws: bool = False
     bypassed: bool = False
+    gathers: bool = False
     scale: float = 1.0
     skipped: bool = False
     lost: dict[str, float] = field(default_factory=dict)
