@@ -54,7 +54,10 @@ class DdpSettings(Noun, frozen=True):
     ``sparse_gradient_bytes`` are those of parameters whose gradients are sparse, as if these were whole.
     ``sharded_optimizer``: the optimizer is a ``ZeroRedundancyOptimizer``.
     ``gradients``: when these have memory of their own beside DDP's buckets (empty: not known).
+    ``joins``: the script trains within ``Join``, so that ranks may have uneven inputs.
+    ``recomputes``: backward computes activations again (``torch.utils.checkpoint``).
     ``units``: the script calls ``fully_shard`` in place of DDP; each unit is a layer of the workload, in their order.
+    ``frozen_bytes`` are those of parameters that units gather, and do not train.
     """
 
     torch: str
@@ -77,6 +80,9 @@ class DdpSettings(Noun, frozen=True):
     sparse_gradient_bytes: int = 0
     sharded_optimizer: bool = False
     gradients: GradientMemory = ""
+    joins: bool = False
+    frozen_bytes: int = 0
+    recomputes: bool = False
 
     def __post_init__(self) -> None:
         for key in ("devices", "accumulate"):
@@ -135,6 +141,16 @@ class DdpSettings(Noun, frozen=True):
             sentences.append(
                 f"gradients of {format_size(self.sparse_gradient_bytes)} are sparse: DDP sends a batch's rows alone,"
                 " and all rows are priced here, so that communication is predicted far too slow"
+            )
+        if self.frozen_bytes:
+            sentences.append(
+                f"units also gather {format_size(self.frozen_bytes)} of parameters that are not trained, which no"
+                " prediction contains"
+            )
+        if self.joins:
+            sentences.append(
+                "the script trains within Join: steps in which a rank has no inputs left are not predicted, and each"
+                " forward begins with an allreduce of 4 B"
             )
         if self.sharded_optimizer:
             sentences.append(

@@ -87,7 +87,7 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
     workload = _profile(of, observed, notes, progress)
     predicted_remedies: tuple[Remedy, ...] = ()
     if workload is not None:
-        notes += workload.ddp.unpriced() if workload.ddp is not None and workload.ddp.late_flag else ()
+        notes += () if workload.ddp is None else workload.ddp.unpriced()
         try:
             predicted_remedies = remedies(workload, *_predicted(of, observed, workload, parts))
         except ConfigError as error:

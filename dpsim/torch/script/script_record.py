@@ -47,6 +47,7 @@ class DdpRecord(Noun, frozen=True):
     find_unused_parameters: bool
     static_graph: bool
     state_bytes: int
+    joins: bool = False
 
     @property
     def options(self) -> DdpOptions:
@@ -122,6 +123,7 @@ class ShardsRecord(Noun, frozen=True):
     parameters: tuple[Shard, ...]
     state_bytes: int
     update_s: float | None
+    frozen_bytes: int = 0
 
 
 class ScriptRecord(Noun, frozen=True):
@@ -198,6 +200,7 @@ def _recorded_of_shards(record: ScriptRecord, model: ShardsRecord, request: Scri
         **record.accumulation,
         bucket_bytes=tuple(unit.size_bytes for unit in reversed(model.units)),
         units=model.units,
+        frozen_bytes=model.frozen_bytes,
         sync_batch_norm=record.sync_batch_norm,
         own_collectives=len(_own_collectives(record)),
     )

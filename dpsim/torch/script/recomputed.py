@@ -1,0 +1,67 @@
+"""What of a recorded script would be otherwise if backward did, or did not, compute activations again. Loads no torch.
+
+Where the script recomputes (``torch.utils.checkpoint``), the other choice keeps everything; else it keeps the inputs of
+each block alone. A block is a member of the model's outermost ``Sequential`` and ``ModuleList``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dpsim.torch.script.probe.steps import StepMemory
+
+Modules = dict[str, float]
+
+
+def block_of(module: str, memory: StepMemory | None) -> str | None:
+    """Return the block that a module is or belongs to."""
+    blocks = {} if memory is None else memory.entered_bytes
+    return next((name for name in blocks if name == module or module.startswith(f"{name}.")), None)
+
+
+def again_s(memory: StepMemory | None, forward_s: Mapping[str, float], recomputed_s: float) -> Modules:
+    """Return seconds by module that backward computes forward again, or would with all blocks recomputed.
+
+    ``recomputed_s`` is what the script recomputes in all: in the modules that save something only then, in proportion
+    to their forward.
+    """
+    if not recomputed_s:
+        return {module: seconds for module, seconds in forward_s.items() if block_of(module, memory) is not None}
+    modules = {} if memory is None else memory.again_bytes
+    inside = {module: seconds for module, seconds in forward_s.items() if module in modules} or dict(forward_s)
+    total_s = sum(inside.values())
+    return {module: recomputed_s * seconds / total_s for module, seconds in inside.items()} if total_s else {}
+
+
+def other_activation_bytes(memory: StepMemory | None) -> Modules:
+    """Return activation bytes by module with the other choice; none where they are not known.
+
+    With all blocks recomputed the largest sum is that of what is kept until a block, and of all that this block saves.
+    What a step takes beside what autograd saves stays as it is.
+    """
+    if memory is None:
+        return {}
+    saved = {module: float(memory.saved_bytes.get(module, 0)) for module in (*memory.saved_bytes, *memory.again_bytes)}
+    if memory.again_bytes:
+        for module, size_bytes in memory.again_bytes.items():
+            saved[module] += size_bytes
+        return {module: memory.without_bytes * each / sum(saved.values()) for module, each in saved.items()}
+    if not memory.entered_bytes:
+        return {}
+    of_blocks: Modules = {}
+    for module, size_bytes in saved.items():
+        if (block := block_of(module, memory)) is not None:
+            of_blocks[block] = of_blocks.get(block, 0.0) + size_bytes
+    others: Modules = {}
+    largest_bytes = 0.0
+    for module, size_bytes in saved.items():
+        block = block_of(module, memory)
+        if block in of_blocks:
+            largest_bytes = max(largest_bytes, sum(others.values()) + of_blocks.pop(block))
+            others[module] = float(memory.entered_bytes[block])
+        elif block is None:
+            others[module] = size_bytes
+    beside_bytes = max(memory.activation_bytes - sum(saved.values()), 0.0)
+    for module in [*others][:1]:
+        others[module] += beside_bytes + max(largest_bytes - sum(others.values()), 0.0)
+    return others
