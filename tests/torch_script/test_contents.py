@@ -9,25 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published_files import MACHINE
 
-from dpsim import machine as machines
 from dpsim.errors import ConfigError
 from dpsim.experiments.bug_or_rounding import Case, sharded_parts
 from dpsim.harness.explain import script as explain
 from dpsim.harness.reproduce.script import ScriptComparison, compare
 from dpsim.harness.script.experiment import script_experiment
 from dpsim.harness.script.measure import ScriptStudy
+from dpsim.launch.job_python import OWN
+from dpsim.launch.scratch import scratch
 from dpsim.model.points import predict_points
+from dpsim.model.two_steps import ANY_LINK
 from dpsim.setting import Grid
+from dpsim.study.runners.job_ranks import JobRanks
+from dpsim.study.runners.script_processes import started
+from dpsim.torch.script.probe.in_turns.visit import Turn
 from dpsim.torch.script.profile_script import profile_script
-from dpsim.torch.script.request import ScriptRequest
+from dpsim.torch.script.request import Part, ScriptRequest
 from dpsim.workload import Workload
 
 PAGE = Path(__file__).parents[2] / "docs" / "pytorch.md"
 COLUMNS = ("predict", "sweep", "explain", "reproduce")
 KINDS = ("answered", "approximated", "named", "refused")
-APPROXIMATED = re.compile(r"priced|as if|which rule ddp does not")
+APPROXIMATED = re.compile(r"priced as|are priced here|which rule ddp does not")
 """What a line says of a feature that something else is predicted for; of one that is left out it does not."""
 DATA = "data = TensorDataset(torch.randn(4096, 16), torch.randint(0, 5, (4096,)))"
 SCRIPTS: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("contents.toml").read_text("utf-8"))["script"]
@@ -64,17 +68,30 @@ class Asked:
         return self._workload
 
     def predict(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        points, summary = predict_points(self.workload(), machines.read(MACHINE), Grid.of(devices=self.devices))
+        points, summary = predict_points(self.workload(), ANY_LINK, Grid.of(devices=self.devices))
         assert points[0]["predicted_step_s"] > 0
         return list(summary["cautions"])
 
     def sweep(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        declared = script_experiment(
-            str(self.path), devices=(self.devices,), caps_bytes=(None,), communication=("gloo",), budget_s=1.0
+        """Let the ranks of a setting train two turns, in place of the whole measurement."""
+        workload, said = self.workload(), list[str]()
+        declared = script_experiment(str(self.path), devices=(self.devices,), communication=("gloo",))
+        monkeypatch.setattr(ScriptStudy, "_on_ranks", lambda _, task, __: task.inputs)
+        ScriptStudy(experiment=declared, seen=workload)._first_rounds(said.append)
+        assert workload.ddp is not None
+        part = Part(
+            kind="train",
+            number=0,
+            ranks=self.devices,
+            script=str(self.path),
+            fully_shard=bool(workload.ddp.units),
         )
-        said: list[str] = []
-        swept = ScriptStudy(experiment=declared, seen=self.workload()).run(self.folder / "sweep", said.append)
-        assert swept.results.points[0].step_s
+        with scratch("ddp") as meeting, JobRanks.started([part], meeting, OWN) as job:
+            (processes,) = started([part], job)
+            visits = [visit for _ in range(2) for visit in processes.turn(Turn(2))]
+            processes.end()
+        assert all(len(visit.moments_s) == 3 for visit in visits)
+        assert {visit.bucket_bytes for visit in visits} == {workload.ddp.bucket_bytes}
         return said
 
     def explain(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -96,18 +113,36 @@ def test_every_row_of_the_table_has_a_script_and_every_cell_one_of_four_words() 
     assert {cell for cells in rows.values() for cell in cells.values()} <= {*KINDS}
 
 
-@pytest.fixture(scope="module", params=range(len(SCRIPTS)), ids=lambda number: f"{number} {SCRIPTS[number]['row']}")
-def script(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Asked]]:
+def cells() -> Iterator[Any]:
+    """Yield each script with each column: a plain answer takes long to get, and a profile or a refusal does not."""
+    rows = table()
+    for number, script in enumerate(SCRIPTS):
+        for column in COLUMNS:
+            quick = column == "predict" or rows.get(script["row"], {}).get(column) != "answered"
+            mark = pytest.mark.torch if quick else pytest.mark.slow
+            yield pytest.param(number, column, marks=mark, id=f"{number} {script['row']} {column}")
+
+
+@pytest.fixture(scope="module")
+def profiles() -> dict[int, Asked]:
+    """Return the scripts that have been asked, which are profiled once."""
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
-    number: int = request.param
-    yield SCRIPTS[number], Asked(SCRIPTS[number], tmp_path_factory.mktemp("script"))
+    return {}
 
 
-@pytest.mark.torch
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("column", COLUMNS)
-def test_a_cell_is_true(script: tuple[dict[str, Any], Asked], column: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    of, asked = script
+@pytest.mark.parametrize(("number", "column"), cells())
+def test_a_cell_is_true(
+    number: int,
+    column: str,
+    profiles: dict[int, Asked],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = SCRIPTS[number]
+    if number not in profiles:
+        profiles[number] = Asked(of, tmp_path_factory.mktemp("script"))
+    asked = profiles[number]
     kind, says = table()[of["row"]][column], of.get(column, {}).get("says", of.get("says", ""))
     ask: Callable[[pytest.MonkeyPatch], list[str]] = getattr(asked, column)
     try:

@@ -36,8 +36,8 @@ def again_s(memory: StepMemory | None, forward_s: Mapping[str, float], recompute
 def other_activation_bytes(memory: StepMemory | None) -> Modules:
     """Return activation bytes by module with the other choice; none where they are not known.
 
-    With all blocks recomputed the largest sum is that of what is kept until a block, and of all that this block saves.
-    What a step takes beside what autograd saves stays as it is.
+    With all blocks recomputed the largest sum is that of what is kept, and of what a step takes beside what autograd
+    saves, as for its loss; or that of what is kept until a block, and of all that this block saves.
     """
     if memory is None:
         return {}
@@ -49,19 +49,19 @@ def other_activation_bytes(memory: StepMemory | None) -> Modules:
     if not memory.entered_bytes:
         return {}
     of_blocks: Modules = {}
-    for module, size_bytes in saved.items():
+    for module, saved_bytes in saved.items():
         if (block := block_of(module, memory)) is not None:
-            of_blocks[block] = of_blocks.get(block, 0.0) + size_bytes
+            of_blocks[block] = of_blocks.get(block, 0.0) + saved_bytes
     others: Modules = {}
     largest_bytes = 0.0
-    for module, size_bytes in saved.items():
+    for module, saved_bytes in saved.items():
         block = block_of(module, memory)
         if block in of_blocks:
             largest_bytes = max(largest_bytes, sum(others.values()) + of_blocks.pop(block))
             others[module] = float(memory.entered_bytes[block])
         elif block is None:
-            others[module] = size_bytes
+            others[module] = saved_bytes
     beside_bytes = max(memory.activation_bytes - sum(saved.values()), 0.0)
     for module in [*others][:1]:
-        others[module] += beside_bytes + max(largest_bytes - sum(others.values()), 0.0)
+        others[module] += max(beside_bytes, largest_bytes - sum(others.values()))
     return others

@@ -47,7 +47,7 @@ class DdpRecord(Noun, frozen=True):
     find_unused_parameters: bool
     static_graph: bool
     state_bytes: int
-    joins: bool = False
+    joins: bool
 
     @property
     def options(self) -> DdpOptions:

@@ -127,6 +127,7 @@ def install(observer: Observer, bucket_cap_bytes: float | None) -> None:
     """Put ``observer`` around DDP, FSDP, backward and every optimizer of this process."""
     observer.listen_to_construction(bucket_cap_bytes)
     observer.wrap(torch.autograd, "backward", observer.backward)
+    observer.wrap(torch, "compile", observer.compile)
     observer.wrap(Optimizer, "__init__", observer.constructed)
     watch(observer.sharded, instead_of_ddp=False, done="compared")
     observer.given.install()
