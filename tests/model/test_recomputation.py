@@ -9,7 +9,7 @@ from script_profiles import four_layers
 from dpsim.errors import ConfigError
 from dpsim.model.recomputation import recomputing
 from dpsim.torch.script.probe.steps import StepMemory
-from dpsim.torch.script.recomputed import again_s, other_activation_bytes
+from dpsim.torch.script.recomputed import divided_s, forward_of_blocks_s, other_activation_bytes
 from dpsim.workload import Workload
 
 
@@ -86,4 +86,15 @@ def test_with_all_blocks_recomputed_the_largest_sum_is_that_at_the_end_or_in_a_b
 
 def test_seconds_of_a_block_are_those_of_its_modules_alone() -> None:
     forward_s = {"embedding": 1.0, "blocks.0.a": 2.0, "blocks.0.b": 3.0, "head": 4.0}
-    assert again_s(weighed(), forward_s, 0.0) == {"blocks.0.a": 2.0, "blocks.0.b": 3.0}
+    assert forward_of_blocks_s(weighed(), forward_s) == {"blocks.0.a": 2.0, "blocks.0.b": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("recomputes", "seconds"), [((False, True, True), (0.0, 1.0, 2.0)), ((False,) * 3, (1.0,) * 3)]
+)
+def test_what_backward_recomputes_is_divided_among_the_layers_that_do(
+    recomputes: tuple[bool, ...], seconds: tuple[float, ...]
+) -> None:
+    backward_s = (3.0, 3.0, 6.0) if any(recomputes) else (3.0, 3.0, 3.0)
+    assert divided_s(3.0, backward_s, recomputes) == pytest.approx(seconds)
+    assert divided_s(100.0, backward_s, (True,) * 3) == pytest.approx(backward_s), "no more than all of it"

@@ -131,7 +131,7 @@ def profiles() -> dict[int, Asked]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("number", "column"), cells())
+@pytest.mark.parametrize(("number", "column"), [*cells()])
 def test_a_cell_is_true(
     number: int,
     column: str,

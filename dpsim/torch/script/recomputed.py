@@ -6,7 +6,7 @@ each block alone. A block is a member of the model's outermost ``Sequential`` an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dpsim.torch.script.probe.steps import StepMemory
 
@@ -19,18 +19,20 @@ def block_of(module: str, memory: StepMemory | None) -> str | None:
     return next((name for name in blocks if name == module or module.startswith(f"{name}.")), None)
 
 
-def again_s(memory: StepMemory | None, forward_s: Mapping[str, float], recomputed_s: float) -> Modules:
-    """Return seconds by module that backward computes forward again, or would with all blocks recomputed.
+def forward_of_blocks_s(memory: StepMemory | None, forward_s: Mapping[str, float]) -> Modules:
+    """Return the forward seconds of the modules that belong to blocks."""
+    return {module: seconds for module, seconds in forward_s.items() if block_of(module, memory) is not None}
 
-    ``recomputed_s`` is what the script recomputes in all: in the modules that save something only then, in proportion
-    to their forward.
+
+def divided_s(recomputed_s: float, backward_s: Sequence[float], recomputes: Sequence[bool]) -> list[float]:
+    """Return what of ``recomputed_s`` each layer takes: in proportion to the backward of those that recompute.
+
+    Gradients of a block become ready behind its recomputation, so that the backward of its last layer has most of it.
+    Where no layer is known to recompute, all are taken to.
     """
-    if not recomputed_s:
-        return {module: seconds for module, seconds in forward_s.items() if block_of(module, memory) is not None}
-    modules = {} if memory is None else memory.again_bytes
-    inside = {module: seconds for module, seconds in forward_s.items() if module in modules} or dict(forward_s)
-    total_s = sum(inside.values())
-    return {module: recomputed_s * seconds / total_s for module, seconds in inside.items()} if total_s else {}
+    own_s = [seconds * (of or not any(recomputes)) for seconds, of in zip(backward_s, recomputes, strict=True)]
+    share = min(recomputed_s / (sum(own_s) or 1.0), 1.0)
+    return [share * seconds for seconds in own_s]
 
 
 def other_activation_bytes(memory: StepMemory | None) -> Modules:

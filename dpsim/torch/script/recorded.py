@@ -19,7 +19,7 @@ from dpsim.errors import ConfigError
 from dpsim.lowering.ddp import Buckets
 from dpsim.model.observed import most_delayed_s
 from dpsim.torch.script.probe.steps import MODES, RecordedStep, StepMemory
-from dpsim.torch.script.recomputed import again_s, other_activation_bytes
+from dpsim.torch.script.recomputed import divided_s, forward_of_blocks_s, other_activation_bytes
 from dpsim.workload import Layer, Tensor, Workload, overhead_line
 
 
@@ -219,29 +219,31 @@ def _layers(
 
     forward, activation_bytes = of_layers(module_s), of_layers(_activation_bytes(recorded))
     copied_bytes = of_layers(recorded.memory.copied_bytes if recorded.memory else {})
-    again = of_layers(again_s(recorded.memory, module_s, recomputed_s))
+    backward = [ready_s - before_s for before_s, ready_s in itertools.pairwise((0.0, *(each for _, each in groups)))]
+    again = of_layers(forward_of_blocks_s(recorded.memory, module_s))
+    if recomputed_s:
+        again_bytes = recorded.memory.again_bytes if recorded.memory else {}
+        again = divided_s(recomputed_s, backward, [each > 0 for each in of_layers(again_bytes)])
     others = of_layers(other_activation_bytes(recorded.memory))
     names = _names([recorded.parameters[members[0]].module for members, _ in groups])
     layers = []
-    before_s = 0.0
-    columns = zip(groups, names, forward, activation_bytes, copied_bytes, again, others, strict=True)
-    for (members, ready_s), name, seconds, kept_bytes, copies, again_of, other_bytes in columns:
+    columns = zip(groups, names, forward, backward, activation_bytes, copied_bytes, again, others, strict=True)
+    for (members, _), name, forward_s, backward_s, kept_bytes, copies, again_s, other_bytes in columns:
         parameters = [recorded.parameters[index] for index in members]
         layers.append(
             Layer(
                 name=name,
                 kind="module",
-                forward_s=(seconds,),
-                backward_s=(ready_s - before_s,),
+                forward_s=(forward_s,),
+                backward_s=(backward_s,),
                 tensors=tuple(each.tensor for each in reversed(parameters)),
                 batch_norm_channels=parameters[0].batch_norm_channels if name == parameters[0].module else 0,
                 activation_bytes_per_sample=kept_bytes / local_batch,
                 work_bytes=copies,
-                recompute_s=(min(again_of, ready_s - before_s) if recomputed_s else again_of,) if any(again) else (),
+                recompute_s=(again_s,) if any(again) else (),
                 other_activation_bytes_per_sample=other_bytes / local_batch,
             )
         )
-        before_s = ready_s
     return tuple(reversed(layers))
 
 
