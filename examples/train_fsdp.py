@@ -1,11 +1,15 @@
-"""Trains a residual network on synthetic data with PyTorch's FSDP: torchrun --nproc-per-node 2 train_fsdp.py"""
+"""Trains a residual network on synthetic data with PyTorch's FSDP: torchrun --nproc-per-node 2 train_fsdp.py
+
+On GPUs by NCCL where PyTorch sees one for each rank of this machine, else on processors by gloo.
+"""
 
 import argparse
+import os
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
@@ -40,14 +44,24 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--epochs", type=int, default=1000)
+    parser.add_argument("--bfloat16", action="store_true", help="compute and gather in bfloat16, reduce in float32")
+    parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of a step")
+    parser.add_argument("--defer", action="store_true", help="reduce in the last micro-batch alone")
     arguments = parser.parse_args()
 
-    dist.init_process_group("gloo")
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cuda", local_rank) if local_rank < torch.cuda.device_count() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(0)
-    model = Network(arguments.width, arguments.blocks)
+    policy = MixedPrecisionPolicy()
+    if arguments.bfloat16:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = Network(arguments.width, arguments.blocks).to(device)
     for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     samples = torch.randn(8192, 256)
@@ -57,11 +71,14 @@ def main() -> None:
     loader = DataLoader(data, batch_size=arguments.batch_size, sampler=sampler, drop_last=True)
     for epoch in range(arguments.epochs):
         sampler.set_epoch(epoch)
-        for x, y in loader:
-            loss = nn.functional.cross_entropy(model(x), y)
-            optimizer.zero_grad()
+        for number, (x, y) in enumerate(loader, start=1):
+            last = number % arguments.accumulate == 0
+            model.set_requires_gradient_sync(last or not arguments.defer)
+            loss = nn.functional.cross_entropy(model(x.to(device)).float(), y.to(device)) / arguments.accumulate
             loss.backward()
-            optimizer.step()
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
         if dist.get_rank() == 0:
             print(f"epoch {epoch}: loss {loss.item():.4f}")
     dist.destroy_process_group()

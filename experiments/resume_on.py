@@ -1,6 +1,6 @@
 """``python -m dpsim.experiments.resume_on`` resumes scripts on 2 devices after 4, and asks what was lost.
 
-Ten have a planted mistake, which should be found and named alone; six are clean. ``--only WORDS`` runs those whose
+Ten have a planted mistake, which should be found and named alone; seven are clean. ``--only WORDS`` runs those whose
 names have these words. The scripts stand in ``resume_on.toml``.
 """
 

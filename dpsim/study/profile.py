@@ -276,9 +276,10 @@ def script_workload(config: ProfileConfig, bare: Workload, rows: Rows, profile: 
 
     A time is the median over visits, scaled so that the parts of a step add up to the median step.
     """
-    if config.times_given:
-        return bare
-    return joined([_at(batch, bare, rows, profile) for batch in sorted(config.local_batches)])
+    if not config.times_given:
+        bare = joined([_at(batch, bare, rows, profile) for batch in sorted(config.local_batches)])
+    factor = _accumulation_factor(config, rows, profile) if config.accumulated else bare.accumulation_factor
+    return msgspec.structs.replace(bare, accumulation_factor=factor)
 
 
 def _at(local_batch: int, bare: Workload, rows: Rows, profile: int) -> Workload:

@@ -17,7 +17,7 @@ from dpsim.setting import Setting
 from dpsim.study.calibration import CalibrateConfig
 from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs, Needed
-from dpsim.study.rows import CalibratedCollective
+from dpsim.study.rows import CalibratedCollective, ProfiledBatch
 from dpsim.torch.script.request import Part, ScriptRequest
 from dpsim.workload import Workload
 
@@ -152,7 +152,7 @@ class ScriptTask(Noun, frozen=True):
         """Who takes part: settings, cases of the profile, the calibration."""
         return [self._part(number, ranks, subject) for number, (ranks, subject) in enumerate(self.members)]
 
-    def _part(self, number: int, ranks: int, subject: Setting | int | CalibrateConfig) -> Part:
+    def _part(self, number: int, ranks: int, subject: Setting | ProfiledBatch | CalibrateConfig) -> Part:
         of_script: dict[str, Any] = {"script": self.experiment.script, "arguments": self.experiment.arguments}
         if isinstance(subject, Setting):
             return Part(
@@ -167,9 +167,10 @@ class ScriptTask(Noun, frozen=True):
                 bucket_cap_bytes=subject.plan.fusion_threshold_bytes,
                 **of_script,
             )
-        if isinstance(subject, int):
-            asked = self.request(subject)
+        if isinstance(subject, ProfiledBatch):
+            asked = self.request(subject.local_batch)
             given = {name: getattr(asked, name) for name in ("devices", "local_batch", "fully_shard")}
+            given["accumulate"] = subject.accumulate if subject.accumulate > 1 else None
             return Part(kind="profile", number=number, ranks=ranks, **given, **of_script)
         counts = tuple(devices for devices, _ in subject.layouts())
         return Part(kind="collectives", number=number, ranks=ranks, fully_shard=self.calibrates_shards, counts=counts)
@@ -182,13 +183,13 @@ class ScriptTask(Noun, frozen=True):
         )
 
     @property
-    def members(self) -> list[tuple[int, Setting | int | CalibrateConfig]]:
+    def members(self) -> list[tuple[int, Setting | ProfiledBatch | CalibrateConfig]]:
         """The ranks of each part, and what they do: a setting, a profile at a local batch, or the calibration."""
-        members: list[tuple[int, Setting | int | CalibrateConfig]] = []
+        members: list[tuple[int, Setting | ProfiledBatch | CalibrateConfig]] = []
         members += [(each.plan.devices, each) for each in self.settings]
         if self.inputs is not None:
             calibration = self.inputs.calibrations[self.place]
-            members += self.inputs.profiles[self.place].cases
+            members += [(each.devices, each) for each in self.inputs.profiles[self.place].subjects(self.place)]
             members.append((calibration.ranks, calibration))
         return members
 

@@ -22,6 +22,7 @@ from dpsim.errors import ConfigError
 from dpsim.harness.load import load
 from dpsim.harness.script import measure as harness
 from dpsim.harness.script.experiment import completed, script_experiment
+from dpsim.harness.script.places import inputs_for
 from dpsim.harness.sweep.check import check
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.experiment import predict_experiment
@@ -272,6 +273,8 @@ def test_micro_batches_are_compared_with_the_script_s_own_bucket_cap() -> None:
         (count, 8 * count, 25 * 2**20) for count in (1, 2, 4)
     ]
     assert compared(whole) == ("accumulate",) and whole.question == "settings"
+    (profile,) = inputs_for(whole, four_layers(), environment()).profiles
+    assert profile.accumulated == ((4, 4),), "the middle one of those above 1"
     both = completed(script_experiment(script=__file__, accumulates=(1, 2), caps_bytes=(0.0, math.inf)), four_layers())
     assert {*compared(both)} == {"accumulate", "fusion_threshold_bytes"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from dpsim.errors import ConfigError
 from dpsim.lowering import lower
 from dpsim.plan import Plan
 from dpsim.torch.script.probe.steps import Mode, RecordedStep
-from dpsim.torch.script.recorded import Recorded, RecordedParameter, check_same, joined, workload_of
+from dpsim.torch.script.recorded import Recorded, RecordedParameter, check_same, joined, layers_s, workload_of
 
 
 def parameter(name: str, *shape: int, dtype: str = "float32") -> RecordedParameter:
@@ -136,3 +137,8 @@ def test_a_profile_that_was_weighed_and_one_that_was_not_are_of_one_training() -
     other = msgspec.structs.replace(first, ddp=msgspec.structs.replace(first.ddp, static_graph=True))
     with pytest.raises(ConfigError, match="trains with other settings"):
         check_same(first, other, 8)
+
+
+def test_layers_of_several_micro_batches_take_the_mean_of_a_step_without_hooks() -> None:
+    several = dataclasses.replace(step("whole"), micro_batches=4, forward_s=8.0, backward_s=14.0)
+    assert layers_s(recorded(steps=(several, step("forward", module_s={})))) == (8.0 + 14.0) / 4

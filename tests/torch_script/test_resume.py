@@ -133,7 +133,9 @@ def test_every_case_is_a_script_and_every_mistake_of_a_class() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("case", [named("the ordinary script"), named("fully_shard")], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [named("the ordinary script"), named("fully_shard"), named("the weights alone")], ids=lambda case: case.name
+)
 def test_nothing_is_lost(dpsim: Dpsim, tmp_path: Path, case: Case) -> None:
     code, out, err = resumed(dpsim, tmp_path, case.script)
     assert (code, out) == (0, "The checkpoint after step 4 on 4 devices, resumed on 2 devices: nothing is lost.\n"), err

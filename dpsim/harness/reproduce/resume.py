@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.launch import scratch
 from dpsim.launch.child_process import child
-from dpsim.launch.job_python import job_python
+from dpsim.launch.job_python import JobPython, job_python
 from dpsim.launch.protection import protected, script_protection
 from dpsim.launch.rank_process import WITHOUT_TERMINAL_SIGNALS
 from dpsim.launch.script_output import shown_once, written
@@ -24,6 +25,10 @@ from dpsim.torch.script.reproduce.resumption import Judged, began_anew, judge
 
 _MOST_DEVICES = 64
 _MOST_STEPS = 2000
+_MOST_CHECKPOINTS = 3
+"""Checkpoints that are tried: the first that a script writes may hold the weights alone, and resume nothing."""
+
+_Ranks = list[dict[str, Any]]
 
 
 class Start(Noun, frozen=True):
@@ -36,10 +41,11 @@ class Start(Noun, frozen=True):
 
 
 class ResumeRequest(Noun, frozen=True):
-    """Both starts; the first ends ``steps`` steps after its checkpoint, the second after as many."""
+    """Both starts; the first ends ``steps`` steps after its ``checkpoint``-th checkpoint, the second after as many."""
 
     script: str
     steps: int
+    checkpoint: int
     starts: tuple[Start, ...]
     most_steps: int = _MOST_STEPS
 
@@ -108,13 +114,34 @@ def _devices(number: int) -> str:
 
 
 def resume(resumption: Resumption, progress: Progress) -> Resumed:
-    """Start the script twice, and return what the second start has lost. Raises ``ConfigError``."""
+    """Start the script twice, and return what the second start has lost. Raises ``ConfigError``.
+
+    A checkpoint from which the script does not resume is followed by its next one.
+    """
     check_program(resumption.script)
-    by, starts, name = job_python(resumption.python), resumption.starts, Path(resumption.script).name
-    by.tell(name)
+    by = job_python(resumption.python)
+    by.tell(Path(resumption.script).name)
+    progress(f"training on {_devices(resumption.devices)} up to a checkpoint, then on {resumption.resume_on}")
+    refused: ConfigError | None = None
+    for number in range(1, _MOST_CHECKPOINTS + 1):
+        first, second = _both_starts(resumption, number, by)
+        if isinstance(first, ConfigError):
+            raise refused or first
+        if not isinstance(second, ConfigError):
+            return Resumed(resumption, first[0]["checkpoint"], judge(first, second))
+        refused = refused or second
+    assert refused
+    raise refused
+
+
+def _both_starts(
+    resumption: Resumption, number: int, by: JobPython
+) -> tuple[_Ranks | ConfigError, _Ranks | ConfigError]:
+    """Return what the ranks of each start wrote, around the ``number``-th checkpoint; or why there is nothing."""
+    starts = resumption.starts
     with scratch.scratch("torch") as folder:
-        codec.write(folder / REQUEST, ResumeRequest(script=resumption.script, steps=resumption.steps, starts=starts))
-        progress(f"training on {_devices(resumption.devices)} up to a checkpoint, then on {resumption.resume_on}")
+        request = ResumeRequest(script=resumption.script, steps=resumption.steps, checkpoint=number, starts=starts)
+        codec.write(folder / REQUEST, request)
         own = folder / "start"
         own.mkdir()
         command = [*WITHOUT_TERMINAL_SIGNALS, by.path, str(START), "reproduce.resume", str(folder)]
@@ -125,31 +152,53 @@ def resume(resumption: Resumption, progress: Progress) -> Resumed:
         with shown_once() as output:
             with written(own, output) as file, child(command, env=environment, stdout=file, stderr=file) as process:
                 process.wait()
-            first = _ranks(name, starts[0], folder)
-            if not all(rank["checkpoint"] for rank in first):
-                raise ConfigError(
-                    f"{name} has written no checkpoint between two of its first {len(first[0]['steps'])} steps on"
-                    f" {_devices(resumption.devices)}",
-                    allowed="a script that calls torch.save() or torch.distributed.checkpoint.save(), and trains on",
-                    remedy="let it save earlier, by its arguments after --",
-                )
-            second = _ranks(name, starts[1], folder)
-    if not all(rank["steps"] for rank in second):
+            first = _tried(lambda: _first(resumption, folder))
+            return first, first if isinstance(first, ConfigError) else _tried(
+                lambda: _second(resumption, folder, first)
+            )
+
+
+def _tried(read: Callable[[], _Ranks]) -> _Ranks | ConfigError:
+    try:
+        return read()
+    except ConfigError as error:
+        return error
+
+
+def _first(resumption: Resumption, folder: Path) -> _Ranks:
+    """Return what the ranks of the first start wrote. Raises ``ConfigError`` where there is no checkpoint."""
+    name = Path(resumption.script).name
+    ranks = _ranks(name, resumption.starts[0], folder)
+    if not all(rank["checkpoint"] for rank in ranks):
+        raise ConfigError(
+            f"{name} has written no checkpoint between two of its first {len(ranks[0]['steps'])} steps on"
+            f" {_devices(resumption.devices)}",
+            allowed="a script that calls torch.save() or torch.distributed.checkpoint.save(), and trains on",
+            remedy="let it save earlier, by its arguments after --",
+        )
+    return ranks
+
+
+def _second(resumption: Resumption, folder: Path, first: _Ranks) -> _Ranks:
+    """Return what the ranks of the second start wrote. Raises ``ConfigError`` where they have not resumed."""
+    name = Path(resumption.script).name
+    ranks = _ranks(name, resumption.starts[1], folder)
+    if not all(rank["steps"] for rank in ranks):
         raise ConfigError(
             f"{name} ended on {_devices(resumption.resume_on)} without training a step after its checkpoint",
             allowed="a script that has steps to train after it",
             remedy="let it save earlier, or train longer, by its arguments after --",
         )
-    if began_anew(first, second):
+    if began_anew(first, ranks):
         raise ConfigError(
             f"{name} has not resumed: the second start begins with the parameters that the first one began with",
             allowed="a script that loads its checkpoint where it is there, or where its arguments say so",
             remedy="give the second start its arguments after a second --, as in -- --lr 0.1 -- --lr 0.1 --resume",
         )
-    return Resumed(resumption, first[0]["checkpoint"], judge(first, second))
+    return ranks
 
 
-def _ranks(name: str, start: Start, folder: Path) -> list[dict[str, Any]]:
+def _ranks(name: str, start: Start, folder: Path) -> _Ranks:
     """Return what the ranks of a start wrote. Raises ``ConfigError`` where one raised an error."""
     paths = [folder / start.folder / REPORT.format(rank) for rank in range(start.devices)]
     ranks = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]

@@ -32,7 +32,8 @@ def inputs_for(
     """Return the inputs of a study of a script before anything was visited: a profile and a calibration a place.
 
     The profile is that of the script in one process at each local batch, and in several at once at the smallest and the
-    largest. With ``times_given`` the workload's times stand, as the user gave them.
+    largest; where numbers of micro-batches are compared, also with the middle one of them at the largest. With
+    ``times_given`` the workload's times stand, as the user gave them.
     """
     places = settings_by_place(experiment).values()
     return Inputs(
@@ -55,11 +56,14 @@ def _counts(settings: list[Setting]) -> tuple[int, ...]:
 def _profile(experiment: Experiment, settings: list[Setting], *, times_given: bool) -> ProfileConfig:
     batches = sorted({int(setting.plan.local_batch) for setting in settings})
     ends = sorted({batches[0], batches[-1]})
+    numbers = sorted({setting.plan.accumulate for setting in settings})
+    several = [number for number in numbers if number > 1] if len(numbers) > 1 else []
     return ProfileConfig(
         model=settings[0].model,
         dataset=experiment.dataset,
         local_batches=tuple(batches),
         concurrent=tuple((devices, batch) for batch in ends for devices in _counts(settings)),
+        accumulated=tuple((number, batches[-1]) for number in several[len(several) // 2 :][:1]),
         seed=experiment.seed,
         times_given=times_given,
     )

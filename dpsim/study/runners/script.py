@@ -34,6 +34,7 @@ from dpsim.study.profile import (
     BACKWARD_S,
     FORWARD_S,
     INPUT_S,
+    LAYERS_S,
     LOSS_S,
     OVERHEAD_S,
     STEP_S,
@@ -50,7 +51,7 @@ from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.study.task import Samples, ScriptTask
 from dpsim.torch.script.probe.in_turns.visit import Turn, Visit
-from dpsim.torch.script.recorded import check_same, workload_of
+from dpsim.torch.script.recorded import Recorded, check_same, layers_s, workload_of
 from dpsim.torch.script.request import ScriptRequest
 from dpsim.torch.script.script_record import ScriptRecord, recorded_of
 from dpsim.workload import Workload
@@ -227,18 +228,21 @@ class Profiler:
         if self._processes.ended:
             return True
         visits = self._processes.turn(Turn(COUNTED_STEPS, self.pause_s.get(subject.devices, 0.0)))
-        profiled = [self._workload(visit.profiled) for visit in visits if visit.profiled is not None]
+        recorded = [self._recorded(visit.profiled) for visit in visits if visit.profiled is not None]
+        profiled = [workload_of(each) for each in recorded]
         if self._processes.ended or any(each.local_batches != (subject.local_batch,) for each in profiled):
             return True  # the end of the script, or the last batches of an epoch
         self._rows.add(subject, STEP_S, self._visits, [max(map(computed_s, profiled))])
         self._rows.add(subject, AT_S, self._visits, [now()])
-        if subject.devices == 1 and not self._given:
+        if subject.devices == 1:
+            self._rows.add(subject, LAYERS_S, self._visits, [layers_s(recorded[0])])
+        if (subject.devices, subject.accumulate) == (1, 1) and not self._given:
             self._keep_parts(subject, profiled[0])
         self._visits += 1
         return True
 
-    def _workload(self, record: dict[str, Any]) -> Workload:
-        return workload_of(recorded_of(codec.convert(record, ScriptRecord), self._request))
+    def _recorded(self, record: dict[str, Any]) -> Recorded:
+        return recorded_of(codec.convert(record, ScriptRecord), self._request)
 
     def _keep_parts(self, subject: ProfiledBatch, profiled: Workload) -> None:
         check_same(self._bare, profiled, subject.local_batch)

@@ -142,6 +142,13 @@ def workload_of(recorded: Recorded) -> Workload:
     )
 
 
+def layers_s(recorded: Recorded) -> float:
+    """The seconds of forward and backward of a micro-batch: the mean of those of a step, the median of the steps."""
+    steps = clean_steps(recorded.steps)
+    whole = [step for step in steps if step.mode == "whole"] or steps
+    return _median(whole, lambda step: (step.forward_s + step.backward_s) / step.micro_batches)
+
+
 def _median(steps: Sequence[RecordedStep], seconds: Callable[[RecordedStep], float]) -> float:
     return statistics.median(map(seconds, steps))
 

@@ -88,6 +88,8 @@ def _profile(part: Any, rank: int, folder: str) -> None:
             raise EnoughSteps
         recorder.another(turn.steps, turn.pause_s)
 
+    if part.accumulate is not None:
+        accumulate(part.accumulate)
     recorder = Recorder(0, recorded)
     install(recorder, instead_of_ddp=part.fully_shard)
     if part.local_batch is not None:

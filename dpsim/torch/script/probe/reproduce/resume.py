@@ -40,14 +40,15 @@ _OTHER_SEEDS = 1000
 
 
 class ResumeObserver(Script):
-    """Notes what the steps of a rank hold, and which of them is the first after a checkpoint.
+    """Notes what the steps of a rank hold, and which of them is the first after the checkpoint that is asked for.
 
     The script ends ``steps`` steps after that, or, where it has resumed, after its beginning.
     """
 
-    def __init__(self, epochs: Epochs, steps: int, most_steps: int, *, resumed: bool) -> None:
+    def __init__(self, epochs: Epochs, request: Any, *, resumed: bool) -> None:
         super().__init__()
-        self._epochs, self._wanted, self._most, self._resumed = epochs, steps, most_steps, resumed
+        self._epochs, self._wanted, self._most, self._resumed = epochs, request.steps, request.most_steps, resumed
+        self._checkpoints_left = request.checkpoint
         self._state = TrainingState()
         self._schedulers: list[Any] = []
         self._scalers: list[Any] = []
@@ -122,8 +123,10 @@ class ResumeObserver(Script):
         self._state.model.settle()
         number = len(self.steps)
         if self.checkpoint is None and not self._resumed and self._any_saved() and number:
-            self.checkpoint = number
-            self.snapshots["checkpoint"] = self._snapshot()
+            self._checkpoints_left -= 1
+            if not self._checkpoints_left:
+                self.checkpoint = number
+                self.snapshots["checkpoint"] = self._snapshot()
         since = 0 if self._resumed else self.checkpoint
         if number == self._most if since is None else number - since == self._wanted:
             raise EnoughSteps
@@ -175,7 +178,7 @@ def _become_rank(request: Any, start: Any, folder: Path, rank: int) -> NoReturn:
         become(rank, start.devices, folder, seed=rank + _OTHER_SEEDS * start.resumed)
         epochs = Epochs(rank, start.devices)
         data_loaders.install(epochs)
-        observer = ResumeObserver(epochs, request.steps, request.most_steps, resumed=start.resumed)
+        observer = ResumeObserver(epochs, request, resumed=start.resumed)
         observer.install()
         error = _error_of(request, start, observer, rank)
         record = {
