@@ -311,6 +311,13 @@ class ShardedInstead(nn.Module):
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         return self.module(*arguments, **keywords)
 
+    @classmethod
+    def _get_active_ddp_module(cls) -> None:
+        """Say to ``torch.compile`` that no graph is to be cut at DDP's buckets."""
+
+    def join_hook(self, **_: Any) -> Any:
+        raise Refused(_not_done("Join, and FSDP in place of DDP", "as many batches on each rank"))
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backwards within it add to the gradients of this rank alone."""

@@ -164,10 +164,13 @@ class Recorder(Script):
     def forward_begins(self, samples: int) -> None:
         if self._step is not None and self._step.mode == "forward":
             self._hook_modules()
+        self._collectives_before = len(CLOCK.collectives)
         self._forward_began_s = self.now()
 
     def forward_ends(self) -> None:
         self._forward_ended_s = self.now()
+        if isinstance(self.ddp, ShardedModel):  # what it gathers is no collective of the script's own
+            del CLOCK.collectives[self._collectives_before :]
         if self._step is not None:
             self._step.forward_s += self._forward_ended_s - self._forward_began_s
             self._count_modules(self._step)

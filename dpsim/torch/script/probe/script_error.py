@@ -41,6 +41,10 @@ _WORDS = {
         "parameters of one type in each module that fully_shard is given",
         "call fully_shard on the modules of another type by themselves, or give all parameters one type",
     ),
+    "fsdp::chunk_cat": (
+        "dense gradients where FSDP trains, which has no sparse ones",
+        "set sparse=False in the embedding, or train with DistributedDataParallel",
+    ),
     "expect_autograd_hooks_": (
         "static_graph without no_sync() in the first step: PyTorch's DistributedDataParallel fails with both",
         "leave static_graph out, or let every backward of the first step synchronise",
