@@ -42,11 +42,12 @@ class DdpSettings(Noun, frozen=True):
 
     ``torch`` is PyTorch's version (empty: not known), ``devices`` the world size that the script was given,
     ``accumulate`` its micro-batches a step. ``deferred``: the last of them alone reduces gradients (``no_sync``), and
-    not each. ``late_flag``: it set ``require_backward_grad_sync`` between forward and backward, where DDP does not read
-    it. ``bucket_cap_bytes`` is ``bucket_cap_mb`` in bytes
-    (``None``: not set) and ``bucket_caps_bytes`` is ``bucket_cap_mb_list``, one size for each bucket (empty: not set).
-    ``communication_hook`` is the hook's name, empty without one. ``initial_bucket_bytes`` are the buckets of the first
-    step and ``bucket_bytes`` those of all others, in the order in which DDP sends them, as DDP itself reports them.
+    not each; ``reduces`` has those that do where they are others (from 0). ``late_flag``: it set
+    ``require_backward_grad_sync`` between forward and backward, where DDP does not read it. ``bucket_cap_bytes`` is
+    ``bucket_cap_mb`` in bytes (``None``: not set) and ``bucket_caps_bytes`` is ``bucket_cap_mb_list``, one size for
+    each bucket (empty: not set). ``communication_hook`` is the hook's name, empty without one. ``initial_bucket_bytes``
+    are the buckets of the first step and ``bucket_bytes`` those of all others, in the order in which DDP sends them, as
+    DDP itself reports them.
     ``sync_batch_norm``: batch norm takes its statistics from all ranks (``SyncBatchNorm``).
     ``whole_buckets``: the workload has a tensor for each of these buckets, as what is in them is not known.
     ``own_collectives`` are those that the script asks for itself in most steps, outside of backward, and
@@ -64,6 +65,7 @@ class DdpSettings(Noun, frozen=True):
     devices: int
     accumulate: int = 1
     deferred: bool = True
+    reduces: tuple[int, ...] = ()
     late_flag: bool = False
     bucket_cap_bytes: int | None = None
     bucket_caps_bytes: tuple[int, ...] = ()
@@ -89,8 +91,19 @@ class DdpSettings(Noun, frozen=True):
             if getattr(self, key) < 1:
                 raise ConfigError(f"ddp has {key} {getattr(self, key)}", allowed="1 or more")
         buckets = (*self.bucket_caps_bytes, *self.initial_bucket_bytes, *self.bucket_bytes)
+        if any(not 0 <= each < self.accumulate for each in self.reduces):
+            raise ConfigError(
+                f"ddp reduces in {self.reduces}", allowed=f"micro-batches from 0 to {self.accumulate - 1}"
+            )
         if min((0, self.bucket_cap_bytes or 0, *buckets, *self.own_allreduce_bytes)) < 0:
             raise ConfigError("ddp has a size below 0", allowed="sizes of 0 or more bytes")
+
+    def reducing(self, accumulate: int) -> tuple[int, ...]:
+        """Return which of so many micro-batches reduce gradients: the last one always, others as in the script."""
+        if self.deferred:
+            return (accumulate - 1,)
+        others = self.reduces or range(self.accumulate)
+        return tuple(each for each in range(accumulate) if each % self.accumulate in others or each == accumulate - 1)
 
     @property
     def bucket_rule(self) -> str:

@@ -118,7 +118,7 @@ def _round_decimal(size_bytes: float, scale: int) -> str:
 def format_duration(seconds: float) -> str:
     """``1.23 ms`` style text with three significant digits."""
     rounded = abs(float(f"{seconds:.3g}"))  # 999.6 us are 1 ms
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if rounded >= scale:
+    for unit, scale in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if rounded >= scale and (scale != 60.0 or rounded >= 1000.0):
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"

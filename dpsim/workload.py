@@ -269,6 +269,10 @@ class Workload(Noun, frozen=True, dict=True):
         """Whether the last micro-batch of a step alone reduces gradients."""
         return self.ddp is None or self.ddp.deferred
 
+    def reducing(self, accumulate: int) -> tuple[int, ...]:
+        """Return which of so many micro-batches of a step reduce gradients, from 0."""
+        return (accumulate - 1,) if self.ddp is None else self.ddp.reducing(accumulate)
+
     @property
     def gradient_memory(self) -> GradientMemory:
         """When the gradients of its script have memory of their own; empty where there is none, or it is not known."""

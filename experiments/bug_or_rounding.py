@@ -4,8 +4,8 @@ Twenty-three have a planted mistake, which should be found and named; five diffe
 no mistake; twenty-seven are clean. Thirteen shard by FSDP, the others train with DDP. ``--only WORDS`` runs those whose
 names have these words; ``--devices 1,2,4`` others; ``--python`` names the Python of another environment, which needs
 PyTorch alone. With ``--in-16-bits`` all of them compute in bfloat16, and six more have mistakes that only 16 bits have,
-or not. The scripts stand in ``bug_or_rounding.toml``: one ordinary training with DDP or FSDP, and what each case has in
-place of a part of it.
+or not. With ``--accumulate 1,2,4`` scripts accumulate over so many micro-batches, six of them wrongly. The scripts
+stand in ``bug_or_rounding.toml``: one ordinary training with DDP or FSDP, and what each case has in place of a part.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 from dpsim.errors import DpsimError
 from dpsim.experiments import command
 from dpsim.harness.reproduce.script import ScriptComparison, Verdict, compare
+from dpsim.torch.script.probe.reproduce.report import MICRO_BATCHES
 from dpsim.torch.script.reproduce.rounding import ALLOWANCE
 
 _DECLARED: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -47,13 +48,20 @@ class Case:
         indented = {name: text.replace("\n", "\n" + " " * _INDENTED.get(name, 4)) for name, text in parts.items()}
         return str(_DECLARED["script"]).format(**indented)
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The script's arguments: its number of micro-batches, where it takes one."""
+        return (MICRO_BATCHES,) if "sys.argv" in self.script else ()
+
 
 def _cases(verdict: str) -> tuple[Case, ...]:
     """Return the cases of a verdict; with ``fsdp`` a case's layers and model are given to ``fully_shard``."""
     cases = []
     for table in _DECLARED[verdict]:
         texts = {name: table.pop(name) for name in ("name", "kind", "design") if name in table}
-        cases.append(Case(**texts, parts=sharded_parts(table) if table.pop("fsdp", False) else table))
+        shards = table.pop("fsdp", False)
+        table = (_DECLARED["accumulating"] if verdict.startswith("accumulating") else {}) | table
+        cases.append(Case(**texts, parts=sharded_parts(table) if shards else table))
     return tuple(cases)
 
 
@@ -66,6 +74,8 @@ def sharded_parts(parts: Mapping[str, str]) -> dict[str, str]:
 MISTAKES, BY_DESIGN, CLEAN = map(_cases, ("mistake", "by_design", "clean"))
 NARROW_MISTAKES, NARROW_CLEAN = map(_cases, ("narrow_mistake", "narrow_clean"))
 """What only scripts that compute in 16 bits can have, and their corrections."""
+ACCUMULATING_MISTAKES, ACCUMULATING_CLEAN = map(_cases, ("accumulating_mistake", "accumulating_clean"))
+"""What only scripts that accumulate can have, and their corrections."""
 
 
 def narrow(case: Case) -> Case:
@@ -81,14 +91,18 @@ def main() -> int:
     options.add_argument("--only", default="", help="run the cases whose names contain this")
     options.add_argument("--devices", default="1,2", help="numbers of devices (1,2)")
     options.add_argument("--in-16-bits", action="store_true", help="run them in bfloat16, and those of 16 bits alone")
+    options.add_argument("--accumulate", help="run those that accumulate, over so many micro-batches, such as 1,2,4")
     options.add_argument("--python", help="the Python that the scripts run with, as dpsim reproduce has it")
     given = options.parse_args()
-    devices = tuple(map(int, given.devices.split(",")))
+    axes: dict[str, Any] = {"devices": tuple(map(int, given.devices.split(",")))}
     groups: tuple[tuple[Case, ...], ...] = (MISTAKES, BY_DESIGN, CLEAN, (), ())
     if given.in_16_bits:
         groups = (*(tuple(map(narrow, cases)) for cases in groups[:3]), NARROW_MISTAKES, NARROW_CLEAN)
+    if given.accumulate is not None:
+        axes = {"devices": (2,), "accumulates": tuple(map(int, given.accumulate.split(",")))}
+        groups = (ACCUMULATING_MISTAKES, (), ACCUMULATING_CLEAN, (), ())
     found, designs, clean, narrow_found, narrow_clean = (
-        [_judged(case, devices, given.python) for case in cases if given.only in case.name] for cases in groups
+        [_judged(case, axes, given.python) for case in cases if given.only in case.name] for cases in groups
     )
     for words, judged in (("planted mistakes", found), ("mistakes that only 16 bits have", narrow_found)):
         print(f"{words}: {len(judged)}, found {sum(_alarm(each) for each, _ in judged)}, named {_right(judged)}")
@@ -110,13 +124,14 @@ def _print_smallest(verdicts: Sequence[Verdict]) -> None:
         print(f"{kind}{' in float32' if in_float32 else ''}: shows from {part:.1g} of a gradient's size on")
 
 
-def _judged(case: Case, devices: tuple[int, ...], python: str | None) -> tuple[Verdict | None, bool]:
+def _judged(case: Case, axes: Mapping[str, Any], python: str | None) -> tuple[Verdict | None, bool]:
     """Compare the runs of a case, and print what they came to; returns whether it is what it should be."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "train.py"
         path.write_text(case.script, encoding="utf-8")
         try:
-            verdict = compare(ScriptComparison(script=str(path), devices=devices, python=python), lambda _: None)
+            of_case = ScriptComparison(script=str(path), arguments=case.arguments, python=python, **axes)
+            verdict = compare(of_case, lambda _: None)
         except DpsimError as error:
             print(f"FAILED  {case.name}: {error}", flush=True)
             return None, False

@@ -11,6 +11,9 @@ from dpsim.units import format_duration, format_rounded_size
     ("seconds", "text"),
     [
         (0.0, "0 s"),
+        (288_000.0, "80 h"),
+        (1_200.0, "20 min"),
+        (999.0, "999 s"),
         (1.234, "1.23 s"),
         (9.996e-4, "1 ms"),
         (-9.996e-4, "-1 ms"),

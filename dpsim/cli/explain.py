@@ -39,7 +39,8 @@ class ScriptFlags(flags.Flags, of="torch_script network"):
     """The flags of a script whose ranks are observed."""
 
     torch_script: str | None = flags.flag(
-        "Your own PyTorch script, or module as python -m takes it, which trains with DistributedDataParallel."
+        "Your own PyTorch script, or module as python -m takes it, which trains with DistributedDataParallel or "
+        "fully_shard."
     )
     trace: str | None = flags.flag("Traces that PyTorch's profiler made of the ranks of a DDP training: FILE,FILE.")
     devices: int | None = flags.flag("With a script: ranks, all on this machine (2).")
@@ -94,8 +95,8 @@ def explain(
     them.
 
     With a command and without other flags than --steps and --json-line, a job
-    of your own with DistributedDataParallel is started, and trains to its end
-    as it would without dpsim. Its exit code is that of the command. What is
+    of your own with DDP or fully_shard is started, and trains to its end as it
+    would without dpsim. Its exit code is that of the command. What is
     said goes to stderr.
     """
     sources = readers.provided(torch_script=script.torch_script, trace=script.trace, measured=of.measured)

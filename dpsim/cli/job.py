@@ -35,7 +35,7 @@ _POLL_S, _AFTER_THE_JOB_S = 0.1, 30.0
 
 
 def explain(command: tuple[str, ...], steps: int, *, json_line: Path | None = None) -> int:
-    """Start a job with DistributedDataParallel, and print on stderr where its steps' time goes; return its exit code.
+    """Start a job with DDP or FSDP, and print on stderr where its steps' time goes; return its exit code.
 
     The file ``json_line`` gets it as one line of JSON, also where nothing was learned. The job itself trains on, as it
     would without dpsim. Raises ``ConfigError`` for one that cannot be started.
@@ -127,16 +127,14 @@ def said(files: Sequence[Path]) -> Answer:
                 "; ".join(
                     [
                         "nothing was learned of the job: none of its processes left a record of"
-                        " DistributedDataParallel" + " that can be used" * bool(unused),
+                        " DistributedDataParallel or fully_shard" + " that can be used" * bool(unused),
                         *unused,
-                        "jobs that shard their model by fully_shard (FSDP) are not watched yet",
                     ]
                 ),
                 allowed="a job whose ranks are processes of this machine that read PYTHONPATH (not python -I or -E) and"
-                " wrap their model in it",
+                " wrap their model in it, or call fully_shard",
                 remedy="on processors Accelerate needs torchrun and Accelerator(cpu=True), and Hugging Face's Trainer"
-                " use_cpu=True, or each rank trains alone; dpsim profile, sweep and reproduce take scripts with FSDP,"
-                " by --torch-script",
+                " use_cpu=True, or each rank trains alone",
             )
         ranks, left_out = paired(records)
         seen = watched(ranks, (*unused, *left_out))

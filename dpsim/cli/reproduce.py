@@ -23,10 +23,12 @@ Examples:
   dpsim reproduce --set wire_dtype=float16 --algorithm all
   dpsim reproduce --output saved; dpsim reproduce --against saved
   dpsim reproduce --torch-script train.py --devices 1,2,4 -- --batch-size 32
+  dpsim reproduce --torch-script train.py --accumulate 1,2,4
+    -- --accumulate {accumulate}
   dpsim reproduce --torch-script train.py --devices 4 --resume-on 2"""
 SHOWN = (
-    "--torch-script --resume-on --fusion-threshold --model --dataset --devices --algorithm --batch-norm --steps "
-    "--global-batch --strategy --set --against --output --json"
+    "--torch-script --resume-on --fusion-threshold --accumulate --model --dataset --devices --algorithm --batch-norm "
+    "--steps --strategy --set --against --output --json"
 )
 """The flags that ``--help`` shows; ``--help-all`` shows all."""
 
@@ -36,9 +38,9 @@ _PLURAL = {"fusion_threshold_bytes": "fusion_thresholds_bytes", "strategy": "str
 
 class ReproduceFlags(
     flags.Flags,
-    of="torch_script python script_may_write resume_on model dataset devices... fusion_threshold_bytes..."
-    " algorithm... batch_norm... steps global_batch against across_machines output strategy...",
-    by_set="accumulate... overlap... leaves wire_dtype compute_dtype optimizer learning_rate seed",
+    of="torch_script python script_may_write resume_on model dataset devices... fusion_threshold_bytes... accumulate..."
+    " algorithm... batch_norm... steps against across_machines output strategy...",
+    by_set="global_batch overlap... leaves wire_dtype compute_dtype optimizer learning_rate seed",
 ):
     """The flags of what is compared, and of the record."""
 
@@ -56,7 +58,13 @@ class ReproduceFlags(
         "Resume a script on so many devices from the checkpoint that it writes on --devices: what is lost? It gets the "
         "same arguments, or those after a second --."
     )
-    devices: str | None = flags.flag("Numbers of devices: 1,2,4, or layouts: 2x4 (a script has 1,2,4).")
+    accumulate: str | None = flags.flag(
+        "Micro-batches of a step: 1,2,4 (1). A script gets the number for {accumulate} in its arguments; else each "
+        "pass of its loop becomes one."
+    )
+    devices: str | None = flags.flag(
+        "Numbers of devices: 1,2,4, or layouts: 2x4 (a script has 1,2,4; 2 with --accumulate)."
+    )
     algorithm: str | None = flags.flag("all, or a list of dpsim's algorithms (auto).")
     batch_norm: str | None = flags.flag("List of leaf, global and local (leaf); local is trained without leaves.")
     steps: int | None = flags.flag("Steps to train in each run (50; 8 of a script).")
@@ -143,7 +151,16 @@ def _reproduction(given: ReproduceFlags) -> Reproduction:
     return Reproduction(**fields, optimizer=optimizer)
 
 
-_OF_SCRIPTS = ["torch_script", "python", "fusion_threshold_bytes", "script_may_write", "devices", "steps", "json"]
+_OF_SCRIPTS = [
+    "torch_script",
+    "python",
+    "fusion_threshold_bytes",
+    "accumulate",
+    "script_may_write",
+    "devices",
+    "steps",
+    "json",
+]
 
 
 _OF_RESUMED = ["torch_script", "python", "script_may_write", "resume_on", "devices", "steps", "json"]
@@ -204,6 +221,7 @@ def _script(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> i
         **readers.provided(
             devices=readers.listed("--devices", given.devices, readers.whole_numbers("--devices")),
             caps_bytes=given.values().get("fusion_threshold_bytes"),
+            accumulates=given.values().get("accumulate"),
             steps=given.steps,
         ),
     )

@@ -162,7 +162,7 @@ def _left_out(workload: Workload, machine: Machine, plan: Plan) -> list[str]:
     if plan.wire_dtype is not None:
         sentences.append(f"The script sends gradients as {plan.wire_dtype}; this page sends them as they are")
     if not workload.deferred:
-        sentences.append("The script reduces gradients in each micro-batch; this page in the last one alone")
+        sentences.append("The script reduces gradients in several micro-batches; this page in the last one alone")
     if workload.ddp is not None and workload.ddp.units:
         sentences.append("Left out: ZeRO-3, whose units the script's fully_shard decides (dpsim predict has them)")
     return sentences

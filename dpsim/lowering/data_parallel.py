@@ -58,8 +58,8 @@ def lower(
     the step's overhead; for each micro-batch all forwards, the loss, all backwards reversed, with batch norm's global
     sums among them, and behind the last loss what a script sums itself; the allreduces in bucket order, each after the
     last micro-batch's backwards of its tensors; the sum of batch norm's leaf statistics; the update, after all of them.
-    With ``agreement_bytes`` it is the schedule of ``dpsim.lowering.zero1``. Where a script reduces in each micro-batch
-    (``Workload.deferred``), its allreduces stand behind the backwards of each.
+    With ``agreement_bytes`` it is the schedule of ``dpsim.lowering.zero1``. Where a script reduces in more
+    micro-batches (``Workload.reducing``), its allreduces stand behind the backwards of each of these.
 
     With one device there is no allreduce. Under ``horovod`` the schedule is dynamic: every tensor is a bucket of its
     own and there is no allreduce.

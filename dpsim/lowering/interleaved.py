@@ -47,11 +47,11 @@ def interleaved(
 
     ``gathers`` are in the order in which they are sent; with ``gathers_after`` parameters are gathered after the update
     too. The ranks agree by ``agreement`` bytes before the update that all numbers are finite (0: they do not).
-    Gradients are summed in the last micro-batch, or in each where a script does not defer that
-    (``Workload.deferred``); the next micro-batch waits for its sums.
+    Gradients are summed in the last micro-batch, and in others where a script does not defer that
+    (``Workload.reducing``); the next micro-batch waits for its sums.
     """
     computation = computation_of(workload, plan.accumulate, plan.batch_norm, distributed=plan.devices > 1)
-    columns, summing = computation.columns, computation.finals[-1 if workload.deferred else 0 :]
+    columns, summing = computation.columns, [computation.finals[each] for each in workload.reducing(plan.accumulate)]
     rows = zip(columns.kind.tolist(), columns.layer.tolist(), columns.micro_batch.tolist(), strict=True)
     sizes, depends_on = columns.size_bytes.tolist(), columns.depends_on.tolist()
     depends_start = columns.depends_start.tolist()

@@ -1,4 +1,4 @@
-"""What a script that reduces its gradients in each micro-batch would gain by doing so in the last one alone."""
+"""What a script that reduces its gradients in several micro-batches would gain by doing so in the last one alone."""
 
 from __future__ import annotations
 
@@ -28,28 +28,32 @@ def gain_of_deferring(workload: Workload, machine: Machine, plan: Plan, *, price
     more_bytes = memory(then, plan, machine).total - memory(workload, plan, machine).total
     memory_words = f"needs {format_size(more_bytes)} more" if more_bytes > 0 else "needs no more memory"
     how = "set_requires_gradient_sync" if ddp.units else "no_sync"
-    times = plan.accumulate
+    times = len(ddp.reducing(plan.accumulate))
     if not priced:
         saved = f"send {format_size(workload.gradient_bytes)} once"
     else:
         now_s, then_s = (price(scheduled(each, machine, plan), machine).step_s for each in (workload, then))
         saved = f"save {format_duration(now_s - then_s)} of {format_duration(now_s)} on {plan.devices} devices"
-    return f"{times} micro-batches reduce {times} times; deferring ({how}) would {saved} and {memory_words}"
+    return f"{plan.accumulate} micro-batches reduce {times} times; deferring ({how}) would {saved} and {memory_words}"
 
 
 def observed_gain(steps: Steps) -> str:
-    """Return what deferring saves of steps that DDP's ranks were observed in; nothing where each step updates.
+    """Return what deferring saves of steps that ranks of DDP or FSDP were observed in; nothing where each step updates.
 
     An observed step ends where gradients were reduced. From one that has updated to the next it is one step of the
-    script, of which all but the last would have nothing exposed.
+    script, of which all but the last would have no exposed reduction. FSDP then keeps whole gradients, not shards.
     """
     rank = steps.ranks[steps.typical]
     updating = [number for number, step in enumerate(rank.steps) if step.update_s > 0]
     times = statistics.mode(np.diff(updating).tolist()) if len(updating) > 1 else 1
     if times == 1:
         return ""
-    saved_s, step_s = (times - 1) * float(steps.exposed_s.mean()), times * float(steps.step_s.mean())
+    saved_s, step_s = (times - 1) * float(steps.reduced_s.mean()), times * float(steps.step_s.mean())
+    how, memory_words = "no_sync", "needs no more memory"
+    if steps.sharded:
+        more_bytes = sum(rank.bucket_bytes) * (len(steps.ranks) - 1) // len(steps.ranks)
+        how, memory_words = "set_requires_gradient_sync", f"needs {format_size(more_bytes)} more"
     return (
-        f"{times * rank.accumulate} micro-batches reduce {times} times; deferring (no_sync) would save"
-        f" {format_duration(saved_s)} of {format_duration(step_s)} and needs no more memory"
+        f"{times * rank.accumulate} micro-batches reduce {times} times; deferring ({how}) would save"
+        f" {format_duration(saved_s)} of {format_duration(step_s)} and {memory_words}"
     )

@@ -95,7 +95,7 @@ def _of_class(schedule: Schedule, rank_class: int) -> dict[str, int | None]:
     partial_sums = math.ceil(math.log2(plan.accumulate)) if _knows_runtime(workload) else 0
     slots = len(plan.optimizer.slots) if workload.optimizer_slots is None else workload.optimizer_slots
     gradients = in_slots(schedule.gradient_slots) + partial_sums * total
-    if by_fsdp and plan.accumulate > 1 and workload.deferred:
+    if by_fsdp and len(workload.reducing(plan.accumulate)) < plan.accumulate:
         gradients = int(schedule.size_bytes[schedule.gradient_collectives].sum())
     return {
         "parameters": in_slots(schedule.parameter_slots) + workload.state_bytes,

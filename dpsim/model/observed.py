@@ -1,7 +1,9 @@
-"""Explains steps that were observed on every rank of a training with DDP, on one clock.
+"""Explains steps that were observed on every rank of a training with DDP or FSDP, on one clock.
 
 A step lasts from the end of one synchronising backward to the end of the next. On the rank that is the last to have its
 gradients ready it is that rank's own time and what communication then leaves exposed; nobody waits for anybody else.
+With FSDP on processors every rank waits for each collective: the rank that comes last to it is in it for as long as
+communication takes, and the others also for that rank.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class ObservedStep(Noun, frozen=True):
     and at ``ended_s`` its backward ends. ``backward_s`` is without what is exposed. For ``delayed_s`` until
     ``computed_s`` the training thread was ready to run and had no core, of these for ``computing_delayed_s`` in
     forward, backward and update, and for ``input_delayed_s`` while it loaded (None: not known). ``ready_s`` and
-    ``done_s`` are when each bucket was handed to its allreduce, and when that had ended.
+    ``done_s`` are when each bucket was handed to its allreduce, and when that had ended. With FSDP ``gather_s`` and
+    ``reduce_scatter_s`` are how long the rank was in each of these; the other durations are without them, and
+    ``computed_s`` is ``began_s`` and all time outside of them.
     """
 
     began_s: float
@@ -55,12 +59,15 @@ class ObservedStep(Noun, frozen=True):
     input_delayed_s: float | None = None
     ready_s: tuple[float, ...] = ()
     done_s: tuple[float, ...] = ()
+    gather_s: tuple[float, ...] = ()
+    reduce_scatter_s: tuple[float, ...] = ()
 
 
 class ObservedRank(Noun, frozen=True):
     """The steps of a rank, the sizes of its buckets in the order of their allreduces, and the samples of a step.
 
-    ``dtype`` is that of most gradients.
+    ``dtype`` is that of most gradients. With FSDP ``bucket_bytes`` are those of units, the script calls ``fully_shard``
+    so often (``units``), and there are the sizes of the last step's gathers and reduce-scatters.
     """
 
     steps: tuple[ObservedStep, ...]
@@ -68,6 +75,9 @@ class ObservedRank(Noun, frozen=True):
     local_batch: int
     accumulate: int = 1
     dtype: str = "float32"
+    units: int = 0
+    gather_bytes: tuple[int, ...] = ()
+    reduce_scatter_bytes: tuple[int, ...] = ()
 
 
 class Observed(Noun, frozen=True):
@@ -107,16 +117,22 @@ class Steps:
             return np.where(np.isnan(delays_s), unknown, delays_s)
 
         began_s, computed_s, ended_s = (table(name) for name in _MOMENTS)
-        self.slowest = computed_s.argmax(axis=0)
+        self.sharded = bool(ranks[0].gather_bytes)
+        own_s = computed_s - began_s
+        self.slowest = (own_s if self.sharded else computed_s).argmax(axis=0)
         numbers = np.arange(count)
         step_s = (ended_s - began_s)[self.slowest, numbers]
         cut = int(count * _TRIMMED)
         self.kept = np.sort(np.argsort(step_s, kind="stable")[cut : count - cut])
         self.slowest = self.slowest[self.kept]
         self.step_s = step_s[self.kept]
-        self.own_s = (computed_s - began_s)[:, self.kept]
+        self.own_s = own_s[:, self.kept]
+        self.reduced_s = self.exposed_s = self.of_slowest((ended_s - computed_s)[:, self.kept])
         self.wait_s = (computed_s.max(axis=0) - computed_s)[:, self.kept]
-        self.exposed_s = self.of_slowest((ended_s - computed_s)[:, self.kept])
+        if self.sharded:
+            self.gathered_s, self.reduced_s = (_without_waiting(ranks, count, name)[self.kept] for name in _WAITED_FOR)
+            self.exposed_s = self.gathered_s + self.reduced_s
+            self.wait_s = np.maximum((ended_s - computed_s)[:, self.kept] - self.exposed_s, 0.0)
         self.forward_s, self.backward_s, self.update_s, self.input_s, self.delayed_s = (
             table(name)[:, self.kept] for name in _DURATIONS
         )
@@ -165,6 +181,21 @@ def clean_words(share: float) -> str:
 
 _MOMENTS = ("began_s", "computed_s", "ended_s")
 _DURATIONS = ("forward_s", "backward_s", "update_s", "input_s", "delayed_s")
+_WAITED_FOR = ("gather_s", "reduce_scatter_s")
+
+
+def _without_waiting(ranks: Sequence[ObservedRank], count: int, name: str) -> Floats:
+    """Return what the collectives of each step take without waiting: the last rank to come to one is shortest in it."""
+    of_steps = zip(*(rank.steps[-count:] for rank in ranks), strict=True)
+    spans = [[getattr(step, name) for step in steps] for steps in of_steps]
+    same = [len({len(of_rank) for of_rank in step}) == 1 for step in spans]
+    return np.array(
+        [
+            sum(map(min, zip(*step, strict=True))) if alike else min(map(sum, step))
+            for step, alike in zip(spans, same, strict=True)
+        ],
+        dtype=float,
+    )
 
 
 def observed_parts(steps: Steps) -> list[Part]:
@@ -178,7 +209,7 @@ def observed_parts(steps: Steps) -> list[Part]:
     typical = steps.typical
     computed_s, input_s = steps.computed_s[typical], steps.loaded_s[typical]
     delayed_s = steps.of_slowest(steps.delayed_s)
-    waited_s = steps.of_slowest(steps.undelayed_s) - steps.undelayed_s[typical]
+    waited_s = steps.step_s - steps.exposed_s - delayed_s - steps.undelayed_s[typical]
     if waited_s.mean() < 0:
         delayed_s, waited_s = delayed_s + waited_s, np.zeros_like(waited_s)
     if steps.clean is not None and (clean := steps.clean[typical]).sum() >= LEAST_STEPS:
@@ -189,8 +220,30 @@ def observed_parts(steps: Steps) -> list[Part]:
         _part("input", input_s, f"the loader of rank {typical}, until it gives the next batch"),
         _part("contention", delayed_s, "a rank that could compute and had no core, because other threads had them"),
         _part("slowest rank", waited_s, *_slowest(steps)),
-        _part("communication", steps.exposed_s, "allreduces that backward does not hide", exposed_buckets(steps)),
+        _part("communication", steps.exposed_s, *_communication(steps)),
     ]
+
+
+def _communication(steps: Steps) -> tuple[str, tuple[str, ...]]:
+    """The text and the details of communication."""
+    if not steps.sharded:
+        return "allreduces that backward does not hide", exposed_buckets(steps)
+    rank = steps.ranks[0]
+    of_kinds = (
+        ("gather", rank.gather_bytes, steps.gathered_s),
+        ("reduce-scatter", rank.reduce_scatter_bytes, steps.reduced_s),
+    )
+    return "gathers and reduce-scatters, for each of which FSDP waits on processors", tuple(
+        f"{len(sizes)} {kind}{'s' * (len(sizes) != 1)} of {of_sizes(sizes)}: {format_duration(float(seconds.mean()))}"
+        for kind, sizes, seconds in of_kinds
+        if sizes
+    )
+
+
+def of_sizes(sizes: Sequence[int]) -> str:
+    """Say between which sizes these lie."""
+    least, most = format_size(min(sizes)), format_size(max(sizes))
+    return least if least == most else f"{least} to {most}"
 
 
 def _part(kind: Kind, values: Floats, text: str, details: tuple[str, ...] = ()) -> Part:

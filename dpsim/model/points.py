@@ -250,7 +250,8 @@ def script_defaults(workload: Workload, grid: Grid) -> ScriptDefaults:
     if cap is not None and DDP_RULES & {*(grid.values("fusion_rule") or (rule,))}:
         fields["fusion_threshold_bytes"] = cap, f"buckets of {format_size(cap)}"
     if ddp.accumulate > 1:
-        each = "" if ddp.deferred else ", each of which reduces gradients"
+        times = "each" if not ddp.reduces else str(len(ddp.reduces))
+        each = "" if ddp.deferred else f", {times} of which {'reduce' if ddp.reduces else 'reduces'} gradients"
         fields["accumulate"] = ddp.accumulate, f"{ddp.accumulate} micro-batches a step{each}"
     if ddp.sync_batch_norm and normalises:
         fields["batch_norm"] = "global", "batch norm over all devices"

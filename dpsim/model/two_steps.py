@@ -24,6 +24,8 @@ _HARDLY = 1.1
 """Times as long as on fewer devices that a step has to be before its link is fitted: LEAST_SHARE of a cause."""
 _IN_A_NODE = Link(latency_s=0.0, bandwidth_bytes_per_s=1e15)
 """Free: what a node's own devices take to communicate is part of the smallest step."""
+_TRAINING_S = 3600.0
+"""From here on what was measured is a training of the same number of steps, not a step: it implies no bandwidth."""
 _DEVIATIONS = NormalDist().inv_cdf(0.95)
 
 
@@ -82,7 +84,7 @@ def explain_steps(workload: Workload, machine: Machine | None, rows: Sequence[Me
     exposed_s = priced.exposed_communication_s
     parts = [
         _part("computation", priced.step_s - exposed_s - priced.waiting_for_slowest_s, noise_s, _computed(first)),
-        _part("communication", exposed_s, noise_s, _communicated(fitted, last.plan, implied=machine is None)),
+        _part("communication", exposed_s, noise_s, _communicated(fitted, last, implied=machine is None)),
     ]
     if priced.waiting_for_slowest_s > 0:
         waited = "waiting for the slowest device, by the spread of the workload's steps"
@@ -94,7 +96,7 @@ def explain_steps(workload: Workload, machine: Machine | None, rows: Sequence[Me
         parts,
         _method(len(ordered), implied=machine is None),
         remedies=remedies(fitted.workload, fitted.machine, last.plan),
-        notes=_notes(fitted, implied=machine is None),
+        notes=(*_work(first, last), *_notes(fitted, implied=machine is None)),
     )
 
 
@@ -131,7 +133,10 @@ def _no_longer(workload: Workload, rows: Sequence[MeasuredStep], noise_s: float)
         last.step_s,
         [_part("computation", computed_s, noise_s, _computed(first))],
         _method(len(rows), implied=True),
-        notes=("The step is hardly longer on more devices than on fewer, so it tells nothing of the link",),
+        notes=(
+            *_work(first, last),
+            "The step is hardly longer on more devices than on fewer, so it tells nothing of the link",
+        ),
     )
 
 
@@ -140,9 +145,24 @@ def _computed(first: MeasuredStep) -> str:
     return f"what {'one device computes' if devices == 1 else f'{devices} devices take by themselves'}"
 
 
-def _communicated(fitted: Estimated, plan: Plan, *, implied: bool) -> str:
+def _work(first: MeasuredStep, last: MeasuredStep) -> tuple[str, ...]:
+    """What a longer step says of the samples: on more devices it trains more of them, where each has the same batch."""
+    times = last.plan.global_batch / first.plan.global_batch
+    if last.plan.local_batch != first.plan.local_batch:
+        return ()
+    return (
+        f"With the same batch on each device, the same number of steps trains {times:g} times the samples on"
+        f" {last.plan.devices} devices as on {first.plan.devices}: the same samples take 1/{times:g} of the steps, and"
+        f" {last.step_s / first.step_s / times:.2f} times as long",
+    )
+
+
+def _communicated(fitted: Estimated, last: MeasuredStep, *, implied: bool) -> str:
     if not implied:
         return f"communication that the machine file ({fitted.machine.name}) leaves exposed"
+    if last.step_s >= _TRAINING_S:
+        return "what the same number of steps takes longer on more devices"
+    plan = last.plan
     (number,) = (each for each in fitted.numbers if each.name == "bandwidth")
     factor = math.exp(_DEVIATIONS * number.relative_uncertainty)
     low, value, high = (format_bandwidth(number.value * each) for each in (1 / factor, 1.0, factor))

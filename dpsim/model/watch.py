@@ -33,6 +33,9 @@ One exposed time gives one number, so the rest of an allreduce's cost is found f
 _SLOW, _FAST = 1e6, 1e13
 """Bytes per second between which an allreduce's rate is looked for."""
 _LEAST_CAP_BYTES = 2.0**18
+_OF_UNITS = (
+    "fully_shard has units; what others, links and batches would gain, dpsim explain --torch-script says of the script"
+)
 _LEAST_GAIN = 0.01
 """A gain below this is not advised: two runs of one job differ by more."""
 
@@ -52,12 +55,12 @@ class Watched:
     """Where the time of a watched job's steps goes, and what each other bucket cap would gain, the surest first.
 
     ``slow_rank`` is the rank for which the others wait in most steps, if there is one. ``caps`` is empty where
-    ``untuned`` says why none is priced.
+    ``untuned`` says why none is priced. Of a model of FSDP there is no workload.
     """
 
     ranks: tuple[WatchedRank, ...]
     explained: Explanation
-    workload: Workload
+    workload: Workload | None
     slow_rank: int | None
     caps: tuple[CapGain, ...] = ()
     untuned: str = ""
@@ -78,7 +81,8 @@ def watched(ranks: Sequence[WatchedRank], notes: Sequence[str] = ()) -> Watched:
     if refusals:
         raise ConfigError(
             f"the job cannot be watched: {refusals[0].reason}",
-            allowed="a job that trains one model with DistributedDataParallel on processors or CUDA devices",
+            allowed="a job that trains one model, with DistributedDataParallel on processors or CUDA devices, or with"
+            " fully_shard on processors",
         )
     if ranks[0].ranks < 2:
         raise ConfigError("the job has one rank, which waits for nobody", allowed="2 ranks or more")
@@ -101,9 +105,11 @@ def watched(ranks: Sequence[WatchedRank], notes: Sequence[str] = ()) -> Watched:
         remedies=tuple(without_parts(parts)),
         notes=(*filter(None, [observed_gain(steps)]), *notes, *_notes(ranks)),
     )
-    workload = watched_workload(ranks, steps)
+    workload = None if steps.sharded else watched_workload(ranks, steps)
     slow_rank = None if steps.slow_rank is None else ranks[steps.slow_rank].rank
     seen = Watched(ranks=ranks, explained=explained, workload=workload, slow_rank=slow_rank)
+    if workload is None:
+        return replace(seen, untuned=_OF_UNITS)
     try:
         caps = _priced(workload, ranks[0], float(steps.exposed_s.mean()), float(steps.step_s.mean()))
     except ConfigError as error:

@@ -24,7 +24,7 @@ _CAUSES = {
     "input": "the loader is slow",
     "contention": "ranks do not have their cores to themselves",
     "slowest rank": "ranks wait for the slowest",
-    "small buckets": "the buckets are small",
+    "small buckets": "what is sent at once is small",
     "communication": "the network is slow for this model",
     "other collectives": "other collectives than DDP's allreduces take time",
     "unexplained": "nothing here explains part of the step",

@@ -12,7 +12,7 @@ _FROM_THE_JOB = "as predicted from the job's own gradients and allreduces, over 
 def advice(seen: Watched) -> list[str]:
     """Return the sentence of the bucket cap and the line to paste, if there is one."""
     sizes = seen.ranks[0].bucket_bytes
-    buckets = f"{len(sizes)} bucket{'s' * (len(sizes) != 1)}"
+    buckets = f"{len(sizes)} {'unit' if seen.ranks[0].units else 'bucket'}{'s' * (len(sizes) != 1)}"
     if not seen.caps:
         why = seen.untuned or "its allreduces end with backward"
         return [f"No bucket cap is advised for its {buckets}: {why}."]

@@ -49,7 +49,7 @@ FLAGS = [
         "sweep --torch-module a.b --runtime dpsim -- --runtime x",
         "sweep --torch-script a.b --set runtime=dpsim -- --runtime x",
     ),
-    ("reproduce --accumulate 1,2", "reproduce --set accumulate=1,2"),
+    ("reproduce --global-batch 24", "reproduce --set global_batch=24"),
 ]
 
 

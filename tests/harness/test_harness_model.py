@@ -171,7 +171,7 @@ _SWEPT = "--devices 1,2 --global-batch 32 --network node --set overlap=off --bud
 COMMANDS = {
     "train": "train --devices 2 --global-batch 32 --steps 3",
     "profile": "profile --local-batch 4,8 --output workload.json",
-    "reproduce": "reproduce --devices 1,2 --steps 3 --global-batch 16",
+    "reproduce": "reproduce --devices 1,2 --steps 3 --set global_batch=16",
     "sweep": f"sweep fusion-threshold {_SWEPT}",
     "devices": f"sweep devices --steps 3 {_SWEPT}",
 }

@@ -81,7 +81,7 @@ def controls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from dpsim.cli import app
 
     folder = tmp_path_factory.mktemp("controls")
-    flags = ["--model", "cnn:6,8", "--dataset", PICTURES, "--global-batch", "24", "--steps", "3"]
+    flags = ["--model", "cnn:6,8", "--dataset", PICTURES, "--set", "global_batch=24", "--steps", "3"]
     code = app.run(
         [
             "reproduce",
@@ -100,7 +100,7 @@ def controls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-FLAGS = ("--model", "cnn:6,8", "--dataset", PICTURES, "--global-batch", "24", "--steps", "3", "--devices", "1")
+FLAGS = ("--model", "cnn:6,8", "--dataset", PICTURES, "--set", "global_batch=24", "--steps", "3", "--devices", "1")
 
 
 def test_local_batch_norm_is_caught_and_its_drift_predicted(controls: Path) -> None:
@@ -125,7 +125,7 @@ def test_local_batch_norm_is_caught_and_its_drift_predicted(controls: Path) -> N
 
 
 def test_no_drift_is_predicted_where_operands_are_rounded_to_bfloat16(dpsim: Dpsim, tmp_path: Path) -> None:
-    flags = ("--model", "mlp:4,norm=layer", "--dataset", PICTURES, "--global-batch", "24", "--steps", "2")
+    flags = ("--model", "mlp:4,norm=layer", "--dataset", PICTURES, "--set", "global_batch=24", "--steps", "2")
     plain = ("--set", "leaves=0", "--devices", "1,2,3", "--fusion-threshold", "inf")
     code, out, err = dpsim("reproduce", *flags, *plain, "--set", "compute_dtype=bfloat16", "--output", tmp_path)
     assert code == 0, err
@@ -288,7 +288,7 @@ def test_mistakes_are_told_before_anything_runs(flags: tuple[str, ...], message:
     ("flags", "message"),
     [
         (("--steps", "4"), "steps is 3 there, 4 here"),
-        (("--global-batch", "25"), "global_batch is 24 there, 25 here"),
+        (("--set", "global_batch=25"), "global_batch is 24 there, 25 here"),
         (("--batch-norm", "global"), "no configuration to compare with, for batch norm global with 8 leaves"),
         (("--set", "leaves=9"), "with 9 leaves"),
         (("--set", "wire_dtype=float16"), "wire_dtype is None there, 'float16' here"),
@@ -298,9 +298,10 @@ def test_mistakes_are_told_before_anything_runs(flags: tuple[str, ...], message:
 def test_a_run_of_another_training_is_refused(
     flags: tuple[str, str], message: str, controls: Path, dpsim: Dpsim
 ) -> None:
-    given = [*FLAGS]
-    if flags[0] in given:
-        place = given.index(flags[0])
-        given[place : place + 2] = []
+    def name(flag: str, value: str) -> str:
+        return value.partition("=")[0] if flag == "--set" else flag
+
+    pairs = zip(FLAGS[::2], FLAGS[1::2], strict=True)
+    given = [word for pair in pairs if name(*pair) != name(*flags) for word in pair]
     code, _, err = dpsim("reproduce", *given, *flags, "--against", controls / RECORD)
     assert code == 2 and message in err

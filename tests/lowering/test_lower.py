@@ -43,6 +43,18 @@ def test_a_script_may_reduce_in_each_micro_batch_and_the_next_one_waits_for_that
         assert len(lower(workload, one).gradient_collectives) == (3 if one.devices > 1 else 0)
 
 
+@pytest.mark.parametrize(
+    ("reduces", "accumulate", "expected"), [((1, 3), 4, [1, 3]), ((1, 3), 8, [1, 3, 5, 7]), ((0,), 3, [0, 2])]
+)
+def test_a_script_may_reduce_in_some_micro_batches(
+    reduces: tuple[int, ...], accumulate: int, expected: list[int]
+) -> None:
+    ddp = DdpSettings(torch="2.13.0", devices=2, accumulate=4, deferred=False, reduces=reduces)
+    workload = Workload(name="script", local_batches=(1,), layers=chain(1).layers, ddp=ddp)
+    schedule = lower(workload, Plan(devices=2, global_batch=2 * accumulate, accumulate=accumulate))
+    assert schedule.micro_batch[schedule.gradient_collectives].tolist() == expected
+
+
 @QUICK
 @given(workloads(dtypes=("float32", "float64")), plans())
 def test_a_schedule_holds_every_tensor_once_and_communicates_it_in_the_last_micro_batch(

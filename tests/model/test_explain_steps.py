@@ -81,6 +81,22 @@ def test_a_step_that_is_as_long_on_more_devices_is_healthy() -> None:
     assert seconds(explained, "unexplained") == pytest.approx(0.005)
 
 
+def test_hours_of_as_many_steps_are_told_as_more_samples_and_imply_no_bandwidth() -> None:
+    hours = [MeasuredStep(plan(1), 80 * 3600.0), MeasuredStep(plan(4), 150 * 3600.0)]
+    explained = explain_steps(layers_of(BYTES), None, hours)
+    assert "the same number of steps trains 4 times the samples" in explained.notes[0]
+    assert "0.47 times as long" in explained.notes[0]
+    assert not any("GB/s" in part.text for part in explained.parts)
+
+
+def test_one_global_batch_trains_the_same_samples() -> None:
+    rows = [
+        MeasuredStep(msgspec.structs.replace(plan(each), global_batch=16), seconds)
+        for each, seconds in ((1, 0.3), (16, 0.4))
+    ]
+    assert not any("times the samples" in note for note in explain_steps(layers_of(BYTES), None, rows).notes)
+
+
 def test_what_a_machine_does_not_predict_is_unexplained() -> None:
     slow = step(linked(2e9), 16)._replace(step_s=2.0)
     explained = explain_steps(layers_of(BYTES), linked(1e11), [step(linked(2e9), 1), slow])

@@ -71,6 +71,61 @@ def test_a_slow_rank_is_named_with_its_own_time_and_what_the_others_wait() -> No
     assert "waits 0 s for the last rank" in cause.details[1]
 
 
+def sharded(*before_s: tuple[float, ...], collective_s: float = 0.005) -> Observed:
+    """Ranks that compute so long before each collective of a step, two gathers and a reduce-scatter, and wait there."""
+    reached_s = [max(moments) for moments in zip(*before_s, strict=True)]
+    length_s = sum(reached_s) + 3 * collective_s
+
+    def rank(own_s: tuple[float, ...]) -> ObservedRank:
+        spans = [collective_s + last - own for last, own in zip(reached_s, own_s, strict=True)]
+        steps = (
+            ObservedStep(
+                began_s=number * length_s,
+                computed_s=number * length_s + sum(own_s),
+                ended_s=(number + 1) * length_s,
+                forward_s=sum(own_s),
+                backward_s=0.0,
+                update_s=0.0,
+                input_s=0.0,
+                gather_s=tuple(spans[:2]),
+                reduce_scatter_s=tuple(spans[2:]),
+            )
+            for number in range(COUNT)
+        )
+        sizes: dict[str, Any] = {"units": 2, "gather_bytes": (1024, 2048), "reduce_scatter_bytes": (2048,)}
+        return ObservedRank(steps=tuple(steps), bucket_bytes=(1024, 2048), local_batch=4, **sizes)
+
+    return Observed(ranks=tuple(map(rank, before_s)))
+
+
+def test_of_shards_the_last_rank_to_come_to_a_collective_is_waited_for_and_its_time_there_is_communication() -> None:
+    found = explained(sharded((0.1, 0.1, 0.1), (0.2, 0.1, 0.1)))
+    assert seconds(found) == pytest.approx(
+        {
+            "computation": 0.3,
+            "input": 0.0,
+            "contention": 0.0,
+            "slowest rank": 0.1,
+            "communication": 0.015,
+            "unexplained": 0.0,
+        }
+    )
+    assert [part.kind for part in found.causes] == ["slowest rank"] and "rank 1, which" in found.causes[0].text
+    assert "waits 100 ms for the last rank" in found.causes[0].details[0]
+    details = next(part.details for part in found.parts if part.kind == "communication")
+    assert details == ("2 gathers of 1 KiB to 2 KiB: 10 ms", "1 reduce-scatter of 2 KiB: 5 ms")
+
+
+def test_of_shards_ranks_that_wait_for_each_other_within_a_step_wait_for_no_rank_alone() -> None:
+    found = explained(sharded((0.1, 0.3, 0.1), (0.3, 0.1, 0.1)))
+    assert seconds(found)["slowest rank"] == pytest.approx(0.2) and seconds(found)["computation"] == pytest.approx(0.5)
+    assert found.causes[0].text.startswith("whichever rank is the slowest")
+
+
+def test_healthy_shards_have_no_cause() -> None:
+    assert explained(sharded((0.1, 0.1, 0.1), (0.1, 0.1, 0.1))).causes == ()
+
+
 def test_of_four_ranks_the_slow_one_is_held_against_the_lower_median() -> None:
     found = explained(observed(0.1, 0.12, 0.4, 0.11))
     assert seconds(found)["slowest rank"] == pytest.approx(0.4 - 0.11)

@@ -77,6 +77,18 @@ def test_a_script_that_reduces_in_each_micro_batch_is_told_what_deferring_saves_
         assert not [caution for caution in other["cautions"] if "deferring" in caution]
 
 
+def test_a_script_that_reduces_in_every_second_micro_batch_is_priced_so() -> None:
+    link = Machine(name="link", link=Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9))
+    ways: tuple[dict[str, Any], ...] = ({"deferred": False}, {"deferred": False, "reduces": (1, 3)}, {})
+    each, second, last = (
+        predict_points(_workload(accumulate=4, **way), link, Grid.of(devices=8, overlap="off")) for way in ways
+    )
+    step_s = [points[0]["predicted_step_s"] for points, _ in (each, second, last)]
+    assert step_s[0] - step_s[1] == pytest.approx(2 * (step_s[1] - step_s[2]))
+    assert "4 micro-batches a step, 2 of which reduce gradients" in second[1]["from_script"]
+    assert any("4 micro-batches reduce 2 times; deferring (no_sync)" in each for each in second[1]["cautions"])
+
+
 def test_a_flag_that_ddp_had_read_before_is_named() -> None:
     ddp = _workload(late_flag=True).ddp
     assert ddp is not None and "without effect in that backward" in ddp.unpriced()[0]

@@ -129,24 +129,31 @@ def test_scripts_that_cannot_accumulate_as_they_are_are_refused_when_they_are_pr
 
 
 @pytest.mark.parametrize(
-    ("body", "deferred", "late_flag"),
+    ("body", "deferred", "late_flag", "reduces"),
     [
-        ("ddp.require_backward_grad_sync = last; ddp(torch.ones(2, 4)).sum().backward()", True, False),
-        ("ddp(torch.ones(2, 4)).sum().backward()", False, False),
-        ("loss = ddp(torch.ones(2, 4)).sum(); ddp.require_backward_grad_sync = last; loss.backward()", False, True),
+        ("ddp.require_backward_grad_sync = last > 1; ddp(torch.ones(2, 4)).sum().backward()", True, False, (2,)),
+        ("ddp(torch.ones(2, 4)).sum().backward()", False, False, (0, 1, 2)),
+        ("ddp.require_backward_grad_sync = last != 1; ddp(torch.ones(2, 4)).sum().backward()", False, False, (0, 2)),
+        (
+            "loss = ddp(torch.ones(2, 4)).sum(); ddp.require_backward_grad_sync = last > 1; loss.backward()",
+            False,
+            True,
+            (0, 1, 2),
+        ),
     ],
-    ids=["deferred", "each", "late"],
+    ids=["deferred", "each", "some", "late"],
 )
-def test_a_profile_says_whether_a_script_defers_and_whether_ddp_has_seen_its_flag(
-    body: str, deferred: bool, late_flag: bool, tmp_path: Path
+def test_a_profile_says_which_micro_batches_reduce_and_whether_ddp_has_seen_its_flag(
+    body: str, deferred: bool, late_flag: bool, reduces: tuple[int, ...], tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
-    loop = f"    for last in (False, False, True):\n        {body}\n        ddp.require_backward_grad_sync = True\n"
+    loop = f"    for last in range(3):\n        {body}\n        ddp.require_backward_grad_sync = True\n"
     script.write_text(
         PREAMBLE.format(optimizer="SGD", options={}) + loop + "    optimizer.step(); optimizer.zero_grad()"
     )
     ddp = profile_script(ScriptRequest(script=str(script), devices=2, steps=6)).ddp
     assert ddp is not None and (ddp.accumulate, ddp.deferred, ddp.late_flag) == (3, deferred, late_flag)
+    assert ddp.reducing(3) == reduces
 
 
 def test_a_script_whose_last_micro_batch_does_not_synchronise_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from dpsim.errors import ConfigError
-from dpsim.experiments.bug_or_rounding import BY_DESIGN, CLEAN, MISTAKES, NARROW_CLEAN, NARROW_MISTAKES, Case, narrow
+from dpsim.experiments.bug_or_rounding import (
+    ACCUMULATING_CLEAN,
+    ACCUMULATING_MISTAKES,
+    BY_DESIGN,
+    CLEAN,
+    MISTAKES,
+    NARROW_CLEAN,
+    NARROW_MISTAKES,
+    Case,
+    narrow,
+)
 from dpsim.harness.reproduce import script
 from dpsim.harness.reproduce.script import Verdict
 from dpsim.torch.script.probe.reproduce.report import (
@@ -280,7 +290,7 @@ def named(name: str) -> Case:
 
 def test_every_planted_mistake_is_of_a_class_that_can_be_named() -> None:
     classes = {value for name, value in vars(differences).items() if name.isupper() and isinstance(value, str)}
-    assert {case.kind for case in (*MISTAKES, *NARROW_MISTAKES)} <= classes
+    assert {case.kind for case in (*MISTAKES, *NARROW_MISTAKES, *ACCUMULATING_MISTAKES)} <= classes
     assert all(case.kind in classes or case.design for case in BY_DESIGN)
     assert {case.kind for case in CLEAN} == {""}
 
@@ -324,6 +334,42 @@ def judged(dpsim: Dpsim, folder: Path, case: Case, devices: str = "1,2", steps: 
 def test_a_script_is_judged(dpsim: Dpsim, tmp_path: Path, case: Case, code: int, words: str) -> None:
     found = judged(dpsim, tmp_path, case)
     assert found[0] == code and words in found[1], found
+
+
+QUICK = (
+    "gradients cleared in each micro-batch",
+    "unequal numbers of tokens",
+    "each pass of the ordinary loop",
+    "batch norm",
+)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case.name.endswith(QUICK) else pytest.mark.slow, id=case.name)
+        for case in (*ACCUMULATING_MISTAKES, *ACCUMULATING_CLEAN)
+    ],
+)
+def test_micro_batches_of_the_same_samples_are_compared(dpsim: Dpsim, tmp_path: Path, case: Case) -> None:
+    """A script takes their number as an argument; without that, each pass of its loop becomes one."""
+    script = tmp_path / "train.py"
+    script.write_text(case.script, encoding="utf-8")
+    flags = ("--torch-script", script, "--accumulate", "1,2", "--steps", "2")
+    code, out, err = dpsim("reproduce", *flags, *(["--", *case.arguments] if case.arguments else []))
+    assert "Traceback" not in err, err
+    assert (code, f"(class: {case.kind})" in out) == ((1, True) if case.kind else (0, False)), out
+    assert case.design in out and "2 devices, 2 micro-batches" in out
+
+
+@pytest.mark.torch
+def test_a_script_that_accumulates_by_itself_is_told_how_it_gets_its_number(dpsim: Dpsim, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    text = ACCUMULATING_CLEAN[0].script.replace("int(sys.argv[1])", "2")
+    script.write_text(text, encoding="utf-8")
+    code, _, err = dpsim("reproduce", "--torch-script", script, "--accumulate", "1,2", "--steps", "2")
+    assert code == 2 and "accumulates by itself" in err and "gives it the number for {accumulate}" in err
 
 
 @pytest.mark.torch

@@ -193,7 +193,7 @@ def test_a_script_with_fully_shard_becomes_a_workload_of_its_units_that_predict_
     assert "FSDP gathers 3 units, 2 of them once a step" in out
     workload = workloads.read(output)
     ddp = workload.ddp
-    assert ddp is not None and (ddp.devices, ddp.accumulate) == (3, 2)
+    assert ddp is not None and (ddp.devices, ddp.accumulate, ddp.own_collectives) == (3, 2, 0)
     layer_bytes = 4 * (16 * 16 + 16)
     assert [(unit.name, unit.size_bytes, unit.reshard) for unit in ddp.units] == [
         ("", 2 * layer_bytes, False),

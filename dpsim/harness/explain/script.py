@@ -1,7 +1,8 @@
-"""``explain_script``: trains a user's DDP script on real ranks, observes it, and says where its steps' time goes."""
+"""``explain_script``: trains a user's DDP or FSDP script on real ranks, observes it, and says where its time goes."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import msgspec
 import numpy as np
 
 from dpsim import codec
+from dpsim.collective import CollectiveKind
+from dpsim.constraints import DDP_OVERLAPS, FSDP, LIBRARIES
 from dpsim.errors import ConfigError
 from dpsim.launch.job_python import OWN, JobPython
 from dpsim.launch.jobs import check_launcher
@@ -19,7 +22,7 @@ from dpsim.launch.user_program import check_program, is_module
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network
 from dpsim.model.deferring import observed_gain
 from dpsim.model.explanation import Explanation, Part, Remedy, summed, without_parts
-from dpsim.model.observed import Observed, Steps, joined, observed_parts
+from dpsim.model.observed import Observed, Steps, joined, observed_parts, of_sizes
 from dpsim.model.points import plan_one
 from dpsim.model.remedies import remedies
 from dpsim.model.step import price, scheduled
@@ -32,7 +35,7 @@ from dpsim.study.task import ObserveTask
 from dpsim.torch.script.profile_script import check_own_torch, profile_script
 from dpsim.torch.script.request import Part as ScriptPart
 from dpsim.torch.script.request import ScriptRequest
-from dpsim.units import format_duration, format_size
+from dpsim.units import format_duration
 from dpsim.workload import Workload
 
 _ALGORITHM = "mpi"
@@ -76,8 +79,9 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
         check_launcher()
     if not is_module(of.script):
         check_program(of.script)
-    runs = _observed_runs(of, progress)
-    observed, notes = runs[0], list[str]()
+    notes = list[str]()
+    runs = _observed_runs(of, notes, progress)
+    observed = runs[0]
     steps, base = Steps(observed), Steps(runs[-1])
     parts = observed_parts(base)
     if len(runs) > 1:
@@ -104,8 +108,13 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
     )
 
 
-def observe(of: ScriptToExplain, cap_bytes: float | None = None, progress: Progress = no_progress) -> Observed:
-    """Train the script on its ranks and return what they observed. Raises ``ConfigError``."""
+def observe(
+    of: ScriptToExplain, cap_bytes: float | None = None, progress: Progress = no_progress, units: int = 0
+) -> Observed:
+    """Train the script on its ranks and return what they observed. Raises ``ConfigError``.
+
+    With a cap DDP has this one, and FSDP's smaller units are joined, where the script has so many.
+    """
     with scratch("explain") as meeting:
         part = ScriptPart(
             kind="observe",
@@ -115,6 +124,7 @@ def observe(of: ScriptToExplain, cap_bytes: float | None = None, progress: Progr
             arguments=of.arguments,
             steps=of.steps,
             bucket_cap_bytes=cap_bytes,
+            joined_calls=0 if cap_bytes is None else units,
         )
         task = ObserveTask(part=part, meeting=str(meeting), network=of.network)
         protection = None if of.script_may_write else script_protection(of.script, of.arguments, str(meeting))
@@ -126,26 +136,41 @@ def observe(of: ScriptToExplain, cap_bytes: float | None = None, progress: Progr
     return codec.decode(plain, Observed, "observed")
 
 
-def _observed_runs(of: ScriptToExplain, progress: Progress) -> list[Observed]:
-    """The script observed as it is, and where it has many buckets with DDP's default too.
+def _observed_runs(of: ScriptToExplain, notes: list[str], progress: Progress) -> list[Observed]:
+    """The script observed as it is, and where it has many buckets with DDP's default too, or with larger units.
 
     The two then take turns, so that a machine that changes its speed changes both.
     """
     first = observe(of, None, progress)
-    sizes = first.ranks[0].bucket_bytes
+    sizes, units = first.ranks[0].bucket_bytes, first.ranks[0].units
     if len(sizes) <= _MANY * (2 + sum(sizes) // _DEFAULT_CAP_BYTES):
         return [first]
+    words = (
+        "units: in turns with those below 25 MiB joined" if units else "buckets: in turns with DDP's default of 25 MiB"
+    )
     runs: dict[float | None, list[Observed]] = {None: [first], _DEFAULT_CAP_BYTES: []}
     for number in range(_TURNS):
-        progress(f"{len(sizes)} buckets: in turns with DDP's default of 25 MiB, {number + 1} of {_TURNS}")
+        progress(f"{len(sizes)} {words}, {number + 1} of {_TURNS}")
         for cap_bytes in (_DEFAULT_CAP_BYTES, None)[: 2 if number < _TURNS - 1 else 1]:
-            runs[cap_bytes].append(observe(of, cap_bytes, progress))
+            try:
+                runs[cap_bytes].append(observe(of, cap_bytes, progress, units))
+            except ConfigError as error:
+                if not (units and cap_bytes):
+                    raise
+                notes.append(f"What small units cost is not known, for without some of them {error.given}")
+                return [first]
     return [joined(each) for each in runs.values()]
 
 
 def _small_buckets(observed: Observed, steps: Steps, larger: Observed, base: Steps) -> Part:
-    """The part that the script's buckets cost: its step less that with DDP's default cap, as both were observed."""
-    sizes = observed.ranks[0].bucket_bytes
+    """The part that the script's buckets cost: its step less that with DDP's default cap, as both were observed.
+
+    With FSDP it is what its units cost, against larger ones.
+    """
+    sizes, kept = observed.ranks[0].bucket_bytes, len(larger.ranks[0].bucket_bytes)
+    what, other = "buckets", f"{kept} with bucket_cap_mb=25"
+    if observed.ranks[0].units:
+        what, other = "units of fully_shard", f"{kept} of which the root's has all below 25 MiB (it is whole at once)"
     lost_s = float(steps.step_s.mean() - base.step_s.mean())
     error_s = _DEVIATIONS * float(np.hypot(*(s.step_s.std(ddof=1) / len(s.step_s) ** 0.5 for s in (steps, base))))
     return Part(
@@ -153,9 +178,8 @@ def _small_buckets(observed: Observed, steps: Steps, larger: Observed, base: Ste
         seconds=lost_s,
         low_s=lost_s - error_s,
         high_s=lost_s + error_s,
-        text=f"{len(sizes)} buckets of {format_size(min(sizes))} to {format_size(max(sizes))}, against"
-        f" {len(larger.ranks[0].bucket_bytes)} with bucket_cap_mb=25, with which the step was observed to take"
-        f" {format_duration(float(base.step_s.mean()))}",
+        text=f"{len(sizes)} {what} of {of_sizes(sizes)}, against {other}, with"
+        f" which the step was observed to take {format_duration(float(base.step_s.mean()))}",
     )
 
 
@@ -219,12 +243,19 @@ def _times(part: Part, factor: float) -> Part:
 def _predicted(of: ScriptToExplain, observed: Observed, workload: Workload, parts: list[Part]) -> tuple[Machine, Plan]:
     """A machine that takes as long as was observed for computation and communication, and the script's plan.
 
-    Its allreduces are those timed on the ranks, and its contention is such that as much of them is exposed.
+    Its allreduces are those timed on the ranks, and its contention is such that as much of them is exposed. FSDP's
+    gathers and reduce-scatters take what they took in the steps.
     """
     rank = observed.ranks[0]
     seconds = {part.kind: part.seconds for part in parts}
     alone_s = _computed_s(workload, rank.local_batch, rank.accumulate)
     factor = max(seconds["computation"] / alone_s, 0.5)
+    slowdown = ComputeSlowdown(devices=of.devices, factor=factor)
+    if rank.units:
+        sharded = Machine(name="the ranks", halves=_halves(observed), compute_slowdown=(slowdown,))
+        by_gloo = {"algorithm": LIBRARIES[FSDP], "overlap": DDP_OVERLAPS[FSDP][0]}
+        plan, _ = plan_one(workload, sharded, Grid.of(devices=of.devices, local_batch=rank.local_batch, **by_gloo))
+        return sharded, plan
 
     def machine(contention: float) -> Machine:
         order = np.argsort(observed.sizes_bytes)
@@ -238,7 +269,7 @@ def _predicted(of: ScriptToExplain, observed: Observed, workload: Workload, part
                     time_s=tuple(observed.time_s[i] for i in order),
                 ),
             ),
-            compute_slowdown=(ComputeSlowdown(devices=of.devices, factor=factor),),
+            compute_slowdown=(slowdown,),
             contention=contention,
         )
 
@@ -251,3 +282,28 @@ def _predicted(of: ScriptToExplain, observed: Observed, workload: Workload, part
         priced = price(scheduled(workload, machine(middle), plan), machine(middle)).prediction
         low, high = (middle, high) if priced.exposed_communication_s < exposed_s else (low, middle)
     return machine(low), plan
+
+
+def _halves(observed: Observed) -> tuple[AllreduceCost, ...]:
+    """The tables of FSDP's collectives: of each size the median, of a collective the rank that came last to it."""
+    ranks, tables = observed.ranks, list[AllreduceCost]()
+    kinds: dict[str, CollectiveKind] = {"gather": "all-gather", "reduce_scatter": "reduce-scatter"}
+    for name, kind in kinds.items():
+        sizes = getattr(ranks[0], f"{name}_bytes")
+        of_size: dict[int, list[float]] = defaultdict(list)
+        for steps in zip(*(rank.steps for rank in ranks), strict=True):
+            spans = [getattr(step, f"{name}_s") for step in steps]
+            if {len(each) for each in spans} == {len(sizes)}:
+                for size, *seconds in zip(sizes, *spans, strict=True):
+                    of_size[size].append(min(seconds))
+        ordered = sorted(of_size)
+        tables.append(
+            AllreduceCost(
+                algorithm=LIBRARIES[FSDP],
+                devices=len(ranks),
+                kind=kind,
+                sizes_bytes=tuple(ordered),
+                time_s=tuple(float(np.median(of_size[size])) for size in ordered),
+            )
+        )
+    return tuple(tables)

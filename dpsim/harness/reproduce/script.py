@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from dpsim.launch.rank_process import WITHOUT_TERMINAL_SIGNALS
 from dpsim.launch.script_output import shown_once, written
 from dpsim.launch.user_program import check_program
 from dpsim.progress import Progress
-from dpsim.torch.script.probe.reproduce.report import REQUEST
+from dpsim.torch.script.probe.reproduce.report import MICRO_BATCHES, REQUEST
 from dpsim.torch.script.profile_script import START, script_environment
 from dpsim.torch.script.reproduce.causes import first_finding, is_no_number
 from dpsim.torch.script.reproduce.differences import OTHER_SAMPLES, REPEATED, UNKNOWN, Finding, Step
@@ -69,6 +70,7 @@ class Compared:
         return {
             "devices": self.run.devices,
             "bucket_cap_bytes": self.run.bucket_cap_bytes,
+            "accumulate": self.run.accumulate,
             "in_float32": self.run.in_float32,
             "steps": self.steps,
             "global_batch": self.samples,
@@ -155,23 +157,33 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptComparison:
-    """What is compared: a script with its arguments, the numbers of devices (the first is held as right), and caps."""
+    """What is compared: a script with its arguments, the numbers of devices (the first is held as right), and caps.
+
+    And micro-batches of a step, also on 2 devices alone. The script accumulates so many where its arguments have
+    ``{accumulate}``; else each pass of its loop becomes one, as in a sweep.
+    """
 
     script: str
     arguments: tuple[str, ...] = ()
-    devices: tuple[int, ...] = (1, 2, 4)
+    devices: tuple[int, ...] = ()
     caps_bytes: tuple[float, ...] = ()
+    accumulates: tuple[int, ...] = (1,)
     steps: int = 8
     script_may_write: bool = False
     python: str | None = None
 
     def __post_init__(self) -> None:
-        if len({*self.devices}) < 2 and len(self.caps_bytes) < 2:
+        several = len({*self.accumulates}) > 1
+        if not self.devices:
+            object.__setattr__(self, "devices", (2,) if several else (1, 2, 4))
+        if not several and len({*self.devices}) < 2 and len(self.caps_bytes) < 2:
             raise ConfigError(
                 f"--devices {','.join(map(str, self.devices))}, with which there is nothing to compare",
-                allowed="two or more numbers of devices, or several bucket caps",
+                allowed="two or more numbers of devices, several bucket caps, or several --accumulate",
                 remedy="give more, such as --devices 1,2,4",
             )
+        if min(self.accumulates) < 1:
+            raise ConfigError(f"--accumulate {','.join(map(str, self.accumulates))}", allowed="1 or more")
         if min(self.devices) < 1 or max(self.devices) > _MOST_DEVICES:
             raise ConfigError(
                 f"--devices {','.join(map(str, self.devices))} for a script",
@@ -188,10 +200,19 @@ class ScriptComparison:
     @property
     def runs(self) -> tuple[Run, ...]:
         """The first run, its nulls, and all others; then those of scripts that compute in 16 bits or scale losses."""
-        settings = [(devices, cap) for devices in dict.fromkeys(self.devices) for cap in self.caps_bytes or (None,)]
+        accumulates = tuple(dict.fromkeys(self.accumulates))
+        settings = itertools.product(dict.fromkeys(self.devices), self.caps_bytes or (None,), accumulates)
+        is_told = any(MICRO_BATCHES in each for each in self.arguments)
         runs = [
-            Run(folder=f"run-{number}", devices=devices, bucket_cap_bytes=cap)
-            for number, (devices, cap) in enumerate(settings)
+            Run(
+                folder=f"run-{number}",
+                devices=devices,
+                bucket_cap_bytes=cap,
+                accumulate=accumulate,
+                wraps=accumulate > 1 and not is_told,
+                running_norms=len(accumulates) > 1,
+            )
+            for number, (devices, cap, accumulate) in enumerate(settings)
         ]
         nulls = [
             replace(runs[0], folder=f"null-{seed}", null_seed=seed, permuted=permuted)
@@ -363,9 +384,11 @@ def _designs(first: Observed, other: Observed) -> list[str]:
     report, designs = other.reports[0], list[str]()
     if other.run.same_samples:
         designs.append("samples in another order (compared on those of the first run)")
-    if report.local_norms and first.run.devices != other.run.devices:
+    if report.local_norms and first.run.parts != other.run.parts:
         names = ", ".join(report.local_norms[:3]) + (", ..." if len(report.local_norms) > 3 else "")
-        designs.append(f"batch norm takes the statistics of each device's own samples ({names})")
+        whose = "device's own samples" if first.run.accumulate == other.run.accumulate else "micro-batch's own samples"
+        compared = ", and is compared with the running ones" if other.run.running_norms else ""
+        designs.append(f"batch norm takes the statistics of each {whose} ({names}){compared}")
     if report.switched:
         designs.append(f"{' and '.join(sorted(report.switched))} (drawn here from one stream a sample)")
     if sent_epsilon(other) > EPSILON:

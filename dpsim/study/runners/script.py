@@ -218,7 +218,7 @@ class Profiler:
         request: ScriptRequest,
     ) -> None:
         self._subject, self._processes, self._rows, self._request = subject, processes, rows, request
-        self._bare, self._given = bare, config.times_given
+        self._bare, self._given, self._accumulates = bare, config.times_given, bool(config.accumulated)
         self.pause_s = dict(config.pause_s)
         self._visits = rows.next_visit(subject)
 
@@ -228,18 +228,20 @@ class Profiler:
         if self._processes.ended:
             return True
         visits = self._processes.turn(Turn(COUNTED_STEPS, self.pause_s.get(subject.devices, 0.0)))
-        recorded = [self._recorded(visit.profiled) for visit in visits if visit.profiled is not None]
-        profiled = [workload_of(each) for each in recorded]
+        profiled = [self._workload(visit.profiled) for visit in visits if visit.profiled is not None]
         if self._processes.ended or any(each.local_batches != (subject.local_batch,) for each in profiled):
             return True  # the end of the script, or the last batches of an epoch
         self._rows.add(subject, STEP_S, self._visits, [max(map(computed_s, profiled))])
         self._rows.add(subject, AT_S, self._visits, [now()])
-        if subject.devices == 1:
-            self._rows.add(subject, LAYERS_S, self._visits, [layers_s(recorded[0])])
+        if subject.devices == 1 and self._accumulates and (record := visits[0].profiled) is not None:
+            self._rows.add(subject, LAYERS_S, self._visits, [layers_s(self._recorded(record))])
         if (subject.devices, subject.accumulate) == (1, 1) and not self._given:
             self._keep_parts(subject, profiled[0])
         self._visits += 1
         return True
+
+    def _workload(self, record: dict[str, Any]) -> Workload:
+        return workload_of(self._recorded(record))
 
     def _recorded(self, record: dict[str, Any]) -> Recorded:
         return recorded_of(codec.convert(record, ScriptRecord), self._request)

@@ -76,7 +76,8 @@ class Part(Noun, frozen=True):
     They ``train``, or ``observe`` so many ``steps`` of their training; or each is the ``profile`` of rank 0 of
     ``devices``; or they time the ``collectives`` of the first so many ranks (``counts``). A script is changed as in a
     ``ScriptRequest``, and DDP may have another ``bucket_cap_bytes`` and a communication ``hook``: what the function
-    ``module:function`` returns.
+    ``module:function`` returns. Of a script that calls ``fully_shard`` so often (``joined_calls``), units below the cap
+    are joined to the root's.
     """
 
     kind: Literal["train", "observe", "profile", "collectives"]
@@ -91,5 +92,6 @@ class Part(Noun, frozen=True):
     on_gpus: bool = False
     hook: str = ""
     bucket_cap_bytes: float | None = None
+    joined_calls: int = 0
     steps: int = 0
     counts: tuple[int, ...] = ()

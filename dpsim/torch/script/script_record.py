@@ -5,6 +5,7 @@ Loads no torch. ``dpsim.torch.script.probe.script_record`` writes it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -93,7 +94,7 @@ class DdpRecord(Noun, frozen=True):
         return DdpSettings(
             devices=devices,
             accumulate=accumulate,
-            initial_bucket_bytes=_numbers(self.initial_bucket_bytes),
+            initial_bucket_bytes=numbers(self.initial_bucket_bytes),
             bucket_bytes=self.bucket_bytes,
             **{name: getattr(self, name) for name in shared},
             **others,
@@ -151,9 +152,11 @@ class ScriptRecord(Noun, frozen=True):
     def accumulation(self) -> dict[str, Any]:
         """How most steps accumulate, as ``DdpSettings`` has it."""
         steps = [step for step in self.steps if step.micro_batches == self.accumulate]
+        ((reduces, _),) = Counter(step.reductions for step in steps).most_common(1)
         return {
             "accumulate": self.accumulate,
-            "deferred": self.accumulate == 1 or 2 * sum(step.reductions > 1 for step in steps) < len(steps),
+            "deferred": len(reduces) == 1,
+            "reduces": reduces if 1 < len(reduces) < self.accumulate else (),
             "late_flag": 2 * sum(step.late_flags > 0 for step in steps) > len(steps),
         }
 
@@ -259,7 +262,7 @@ def check_buckets(ddp: DdpRecord) -> None:
     """Raises ``ConfigError`` where DDP should have rebuilt its buckets and has not, or made others than it should."""
     if ddp.rebuilt:
         return
-    if ddp.options.rebuilds or ddp.bucket_bytes != _numbers(ddp.initial_bucket_bytes):
+    if ddp.options.rebuilds or ddp.bucket_bytes != numbers(ddp.initial_bucket_bytes):
         raise ConfigError(
             f"DDP of PyTorch {ddp.torch} has buckets of {ddp.initial_bucket_bytes} bytes",
             allowed=f"buckets of {', '.join(map(str, ddp.bucket_bytes))} bytes, which it rebuilds after the first step",
@@ -267,5 +270,6 @@ def check_buckets(ddp: DdpRecord) -> None:
         )
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a text that has commas between them."""
     return tuple(int(number) for number in text.split(",") if number.strip())

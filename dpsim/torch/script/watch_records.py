@@ -79,12 +79,15 @@ def _wrong_times(record: WatchedRank) -> str:
     numbers = [value for step in record.steps for value in msgspec.structs.astuple(step) if isinstance(value, float)]
     numbers += [*record.last_backward_s, *record.loss_s, record.own_s]
     numbers += [moment * 1e-9 for moments in record.ready_ns for moment in moments]
+    waited_s = [seconds for step in record.steps for seconds in (*step.gather_s, *step.reduce_scatter_s)]
+    numbers += waited_s
     if not all(math.isfinite(number) and abs(number) < _LONGEST_S for number in numbers):
         return "a time in it is no number of seconds that a job can take"
     moments = [moment for step in record.steps for moment in (step.began_s, step.computed_s, step.ended_s)]
     if any(later < before for before, later in itertools.pairwise(moments)):
         return "its clock has jumped back"
-    if any((getattr(step, name) or 0.0) < 0 for step in record.steps for name in (*_DURATIONS, *_DELAYS)):
+    durations_s = [getattr(step, name) or 0.0 for step in record.steps for name in (*_DURATIONS, *_DELAYS)]
+    if min((0.0, *durations_s, *waited_s)) < 0:
         return "a time in it is below 0"
     if any(step.ended_s <= step.began_s for step in record.steps):
         return "a step in it takes no time"

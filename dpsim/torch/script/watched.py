@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dpsim.model.observed import Observed, ObservedRank, ObservedStep, Steps
 from dpsim.torch.script.probe.steps import RecordedStep
 from dpsim.torch.script.recorded import Recorded, workload_of
-from dpsim.torch.script.script_record import DdpRecord
+from dpsim.torch.script.script_record import DdpRecord, numbers
 from dpsim.workload import Workload
 
 
@@ -22,7 +22,8 @@ class WatchedRank(DdpRecord, frozen=True):
     where it did not, or where the job itself ended. Each step has the seconds of its synchronising backward until the
     last gradient (``last_backward_s``), the nanoseconds from the end of forward until each gradient was ready
     (``ready_ns``), and the seconds from there to that backward (``loss_s``). The process has ``cores`` and
-    computes with ``threads``. ``own_s`` is what watching took, from the making of its hooks to its record.
+    computes with ``threads``. ``own_s`` is what watching took, from the making of its hooks to its record. Where the
+    model has ``units`` of FSDP, there are the sizes of its gathers and reduce-scatters, and nothing of its parameters.
     """
 
     rank: int
@@ -44,6 +45,14 @@ class WatchedRank(DdpRecord, frozen=True):
     input_workers: int
     own_s: float
     run: str = ""
+    units: int = 0
+    gather_bytes: tuple[int, ...] = ()
+    reduce_scatter_bytes: tuple[int, ...] = ()
+
+    @property
+    def bucket_bytes(self) -> tuple[int, ...]:
+        """The sizes of DDP's buckets, or of FSDP's units."""
+        return numbers(self.initial_bucket_bytes) if self.units else super().bucket_bytes
 
     @property
     def computes_on_every_core(self) -> bool:
@@ -61,6 +70,9 @@ def observed(ranks: Sequence[WatchedRank]) -> Observed:
                 bucket_bytes=each.bucket_bytes,
                 local_batch=each.local_batch,
                 accumulate=each.accumulate,
+                units=each.units,
+                gather_bytes=each.gather_bytes,
+                reduce_scatter_bytes=each.reduce_scatter_bytes,
             )
             for each in sorted(ranks, key=lambda each: each.rank)
         )

@@ -164,6 +164,7 @@ def _refused(given: str) -> Refused:
         ConfigError(
             WITH_ACCUMULATE + given,
             allowed="a script in which each pass of the loop has one backward(), and then the optimizer's step()",
-            remedy="leave --accumulate out, and give the script its micro-batches itself, after --",
+            remedy="leave --accumulate out, and give the script its micro-batches itself, after --; dpsim reproduce"
+            " gives it the number for {accumulate} there",
         )
     )

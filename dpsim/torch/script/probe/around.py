@@ -75,7 +75,8 @@ class Script:
     def __init__(self) -> None:
         self.ddp: Any = None
         self.synchronises = False
-        self.synchronised = self.micro_batches = self.reductions = self.late_flags = 0
+        self.synchronised = self.micro_batches = self.late_flags = 0
+        self.reductions: list[int] = []  # the micro-batches of this step that synchronised, from 0
         self.unreduced_updates = 0  # one after another, each of gradients whose last backward did not synchronise
         self.step_has_begun = False
         self._training = Training()
@@ -131,7 +132,7 @@ class Script:
         samples = leading_extent(inputs)
         if not self.step_has_begun:
             self.step_begins(samples)
-            self.step_has_begun, self.micro_batches, self.reductions, self.late_flags = True, 0, 0, 0
+            self.step_has_begun, self.micro_batches, self.reductions, self.late_flags = True, 0, [], 0
         self._model = model
         self.forward_begins(samples)
         return True
@@ -162,7 +163,7 @@ class Script:
         self.backward_ends()
         if self.synchronises:
             self.synchronised += 1
-            self.reductions += 1
+            self.reductions.append(self.micro_batches - 1)
             in_an_update = self._updated or self._updating is not None
             self.step_has_begun = self.until_update and self._updates and not in_an_update
             self.step_ends()

@@ -17,17 +17,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed, nn
 from torch.distributed import fsdp
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_all_gather
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dpsim.errors import ConfigError
 from dpsim.torch.script.probe.endings import Refused
-from dpsim.torch.script.probe.process_group import replace_everywhere
+from dpsim.torch.script.probe.process_group import CLOCK, replace_everywhere
 
-_ALL_GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-_REDUCE_SCATTER = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
-"""The collectives that FSDP calls, by their names since PyTorch 2.13, or before."""
 _UPDATES = 3
 
 
@@ -79,7 +77,10 @@ class ShardedModel:
         names = {id(parameter): name for name, parameter in root.named_parameters(remove_duplicate=False)}
         self.groups: dict[str, list[Any]] = {}
         self.parameters: list[ShardOf] = []
-        for unit, module in _units(root):
+        units = _units(root)
+        self.calls = len(units)
+        """How often ``fully_shard`` was called."""
+        for unit, module in units:
             for group in module._get_fsdp_state()._fsdp_param_groups:
                 self.groups.setdefault(unit, []).append(group)
                 shards = [each.sharded_param for each in group.fsdp_params if each.sharded_param.requires_grad]
@@ -278,6 +279,7 @@ def watch(around: Callable[..., Any], *, instead_of_ddp: bool, done: str = "pred
 
     fsdp.FSDPModule.__call__ = call
     replace_everywhere(shard, checked)
+    replace_everywhere(foreach_all_gather, _gather)
     fsdp.FullyShardedDataParallel.__init__ = _refuse_first_version
     if instead_of_ddp:
         make = Optimizer.__init__
@@ -289,6 +291,41 @@ def watch(around: Callable[..., Any], *, instead_of_ddp: bool, done: str = "pred
 
         Optimizer.__init__ = made
         replace_everywhere(DistributedDataParallel, ShardedInstead)
+
+
+def join_units(calls: int, least_bytes: float) -> None:
+    """Let ``fully_shard`` leave modules with fewer bytes to the unit of the root, the last of so many calls.
+
+    That unit is given up after forward as the first of them would be, so that nothing changes but their number.
+    """
+    shard, number = fsdp.fully_shard, 0
+    parameters = inspect.signature(shard)
+    left: list[Any] = []
+
+    @functools.wraps(shard)
+    def joined(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal number
+        number += 1
+        bound = parameters.bind(*arguments, **keywords)
+        given = bound.arguments
+        own = [each for each in given["module"].parameters() if not isinstance(each, DTensor)]
+        if number < calls and sum(each.numel() * each.element_size() for each in own) < least_bytes:
+            left.append(given.get("reshard_after_forward"))
+            return given["module"]
+        if number == calls and left and given.get("reshard_after_forward") is None:
+            given["reshard_after_forward"] = left[0] is not False
+        return shard(*bound.args, **bound.kwargs)
+
+    replace_everywhere(shard, joined)
+
+
+@functools.wraps(foreach_all_gather)
+def _gather(*arguments: Any, **keywords: Any) -> Any:
+    """Gather a unit, which is none of the collectives that the script asks for itself."""
+    before = len(CLOCK.collectives)
+    gathered = foreach_all_gather(*arguments, **keywords)
+    del CLOCK.collectives[before:]
+    return gathered
 
 
 class ShardedInstead(nn.Module):
@@ -351,37 +388,6 @@ def blocks_of(module: Any) -> list[Any]:
         lists = [each for each in children if isinstance(each, (nn.Sequential, nn.ModuleList))]
         children = [member for each in lists for member in each] or children
     return [each for each in children if any(parameter.requires_grad for parameter in each.parameters())]
-
-
-class WaitedCollectives:
-    """When this rank's calls of FSDP's collectives began and ended, by their kind: it waits for each."""
-
-    def __init__(self) -> None:
-        self.spans: dict[str, list[tuple[float, float]]] = {"all-gather": [], "reduce-scatter": []}
-        for collective, spans in zip((_ALL_GATHER, _REDUCE_SCATTER), self.spans.values()):
-            setattr(distributed, collective.__name__, _timed(collective, spans))
-
-    def taken_s(self) -> float:
-        """Seconds in the collectives since this was last asked for, or since ``forget``."""
-        seconds = sum(ended_s - begun_s for spans in self.spans.values() for begun_s, ended_s in spans)
-        self.forget()
-        return seconds
-
-    def forget(self) -> None:
-        """Begin anew."""
-        for spans in self.spans.values():
-            spans.clear()
-
-
-def _timed(collective: Any, spans: list[tuple[float, float]]) -> Any:
-    @functools.wraps(collective)
-    def timed(*arguments: Any, **keywords: Any) -> Any:
-        begun_s = now()
-        work = collective(*arguments, **keywords)
-        spans.append((begun_s, now()))
-        return work
-
-    return timed
 
 
 def plain_update_s(optimizer: Any) -> float | None:

@@ -13,7 +13,8 @@ import torch
 def rank_record(watcher: Any, reason: str) -> dict[str, Any]:
     """Return what a watcher saw of its model, and what DDP logs: a ``dpsim.torch.script.watched.WatchedRank``."""
     ddp = watcher.ddp
-    logged = dict(ddp._get_ddp_logging_data())
+    sharded = not isinstance(ddp, torch.nn.Module)
+    logged = ddp.logged if sharded else dict(ddp._get_ddp_logging_data())
     return {
         "run": _run(),
         "rank": int(logged["rank"]),
@@ -31,8 +32,8 @@ def rank_record(watcher: Any, reason: str) -> dict[str, Any]:
         "ready_ns": watcher.ready_ns,
         "local_batch": watcher.local_batch,
         "accumulate": watcher.accumulate,
-        **ddp_record(ddp),
-        "optimizer_slots": optimizer_slots(watcher.optimizer, ddp.module),
+        **(_units_record(ddp) | watcher.sizes if sharded else ddp_record(ddp)),
+        "optimizer_slots": None if sharded else optimizer_slots(watcher.optimizer, ddp.module),
         "input_workers": getattr(watcher.loader, "_num_workers", 0),
     }
 
@@ -53,6 +54,25 @@ def ddp_record(ddp: Any) -> dict[str, Any]:
         "static_graph": bool(ddp.static_graph),
         "joins": bool(ddp._join_config.enable),
         "state_bytes": state_bytes(ddp),
+    }
+
+
+def _units_record(root: Any) -> dict[str, Any]:
+    """Return of a model that ``fully_shard`` has sharded what a job's record needs: its units as DDP's buckets."""
+    sizes = [str(root.unit_bytes(group)) for group in reversed(root.groups)]
+    return {
+        "torch": str(torch.__version__),
+        "device": root.device_type,
+        "parameters": [],
+        "rebuilt": "",
+        "initial_bucket_bytes": ",".join(sizes),
+        "communication_hook": "",
+        "bucket_cap_bytes": None,
+        "bucket_caps_bytes": [],
+        "find_unused_parameters": False,
+        "static_graph": False,
+        "state_bytes": state_bytes(root),
+        "units": len(sizes),
     }
 
 

@@ -203,7 +203,7 @@ class Recorder(Script):
 
     def step_ends(self) -> None:
         if self._step is not None:
-            self._step.reductions = self.reductions
+            self._step.reductions = tuple(self.reductions)
         if self.pause_s:
             without_core_s = self._core.waited_s()
             with CLOCK.stopped():

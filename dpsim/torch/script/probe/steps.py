@@ -13,7 +13,7 @@ MODES: tuple[Mode, ...] = ("whole", "forward", "gradients")
 
 @dataclass
 class RecordedStep:
-    """One synchronising step: seconds by part, summed over its micro-batches, of which ``reductions`` synchronised.
+    """One synchronising step: seconds by part, summed over its micro-batches; those of ``reductions`` synchronised.
 
     In ``late_flags`` of them the script said whether to synchronise when DDP had already read it, in forward.
 
@@ -38,7 +38,7 @@ class RecordedStep:
     input_s: float = 0.0
     delayed_s: float = 0.0
     micro_batches: int = 0
-    reductions: int = 1
+    reductions: tuple[int, ...] = (0,)
     late_flags: int = 0
     local_batch: int = 1
     own_collectives: tuple[int | None, ...] = ()

@@ -1,4 +1,4 @@
-"""Watches some steps of DDP in a process of the user's own job, writes down what it saw, and takes itself away again.
+"""Watches some steps of DDP or FSDP in a process of the user's own job, writes down what it saw, and takes itself away.
 
 Loads nothing but the standard library and the job's PyTorch. A mistake in here ends the watching, never the job.
 """
@@ -18,6 +18,7 @@ import torch
 
 from .around import SETTLED_STEPS, CoreTime, Script
 from .rank_record import rank_record
+from .waited import ShardedRoot, WaitedCollectives
 
 LONGEST_S, LEAST_STEPS = 35.0, 5
 """From the first step on, watching ends after so many seconds, once there are this many steps."""
@@ -28,29 +29,51 @@ _NANOSECOND_S = 1e-9
 _DURATIONS = ("forward_s", "backward_s", "update_s", "input_s")
 
 
+_WATCHERS: list[Watcher] = []
+"""What watches the model of this process."""
+
+
 def await_model(ddp_class: Any) -> None:
     """Let the first DDP model of this process be watched, in the way that the environment asks for."""
-    steps, folder = os.environ["DPSIM_WATCH"].split(":", 1)
     initialise = ddp_class.__init__
-    watchers: list[Watcher] = []
 
     @functools.wraps(initialise)
     def watched(self: Any, *arguments: Any, **keywords: Any) -> None:
         initialise(self, *arguments, **keywords)
-        try:
-            if watchers and watchers[0].pid == os.getpid():
-                watchers[0].second_model()
-            elif type(self) is ddp_class:
-                watchers[:] = [Watcher(self, int(steps), folder)]
-        except Exception:
-            _forget(watchers)
+        if type(self) is ddp_class or _WATCHERS:
+            _watch(Watcher, lambda: self)
 
     ddp_class.__init__ = watched
 
 
-def _forget(watchers: list[Watcher]) -> None:
-    for watcher in watchers:
-        watcher.give_up("dpsim failed to watch it")
+def await_root(state_class: Any) -> None:
+    """Let the first model of this process that ``fully_shard`` has sharded be watched, likewise.
+
+    FSDP finds out in the first forward which module is the root.
+    """
+    initialise = state_class._lazy_init
+
+    @functools.wraps(initialise)
+    def watched(self: Any) -> None:
+        knows = self._is_root is not None
+        initialise(self)
+        if self._is_root and not knows:
+            _watch(ShardedWatcher, lambda: ShardedRoot(self))
+
+    state_class._lazy_init = watched
+
+
+def _watch(kind: type[Watcher], model: Callable[[], Any]) -> None:
+    """Watch a model, unless another one is watched: two do not say what a step is."""
+    steps, folder = os.environ["DPSIM_WATCH"].split(":", 1)
+    try:
+        if _WATCHERS and _WATCHERS[0].pid == os.getpid():
+            _WATCHERS[0].second_model()
+        else:
+            _WATCHERS[:] = [kind(model(), int(steps), folder)]
+    except Exception:
+        for watcher in _WATCHERS:
+            watcher.give_up("dpsim failed to watch it")
 
 
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,20 +123,29 @@ class Watcher(Script):
         self.optimizer: Any = None
         self.loader: Any = None
         self._core = CoreTime()
-        self._clear(now(), self._core.waited_s())
         self.listen()
         self.listen_to_updates_and_input()
-        ddp._set_ddp_runtime_logging_sample_rate(1)
-        self._undo.append(lambda: ddp._set_ddp_runtime_logging_sample_rate(_USUAL_SAMPLE_RATE))
+        self.listen_to_model(ddp)
+        self._clear(now(), self._core.waited_s())
         self._at_exit = functools.partial(self.give_up, "")
         atexit.register(self._at_exit)
         self.own_s = now() - self._entered_s
-        if ddp.device_type not in ("cpu", "cuda"):
-            self.give_up(f"its model is on {ddp.device_type}, whose times DDP does not log")
+        if unknown := self.unknown(ddp):
+            self.give_up(unknown)
+
+    def listen_to_model(self, ddp: Any) -> None:
+        """Let DDP log its times."""
+        ddp._set_ddp_runtime_logging_sample_rate(1)
+        self._undo.append(lambda: ddp._set_ddp_runtime_logging_sample_rate(_USUAL_SAMPLE_RATE))
+
+    def unknown(self, ddp: Any) -> str:
+        """Return why a model cannot be watched; nothing where it can."""
+        device = ddp.device_type
+        return "" if device in ("cpu", "cuda") else f"its model is on {device}, whose times DDP does not log"
 
     def second_model(self) -> None:
         """Stop, for one of two models does not say what a step is."""
-        self.give_up("it trains two models with DistributedDataParallel")
+        self.give_up("it trains two models with DistributedDataParallel or fully_shard")
 
     def give_up(self, reason: str) -> None:
         """Stop watching, and write down what there is; ``reason`` is empty where the job itself has ended."""
@@ -249,3 +281,62 @@ class Watcher(Script):
         finally:
             self._core.close()
             self.ddp = self.optimizer = self.loader = None
+
+
+class ShardedWatcher(Watcher):
+    """Notes the steps of a model that ``fully_shard`` has sharded, on processors: each rank waits for each collective.
+
+    Its clock stands still within them. The root's forward is seen by a hook of its own, from the second one on.
+    """
+
+    def listen_to_model(self, ddp: Any) -> None:
+        """Put hooks around the root's forward, FSDP's own inside of them, and this around FSDP's collectives."""
+        self.waited = WaitedCollectives(self.wrap, self._core)
+        self.sizes: dict[str, list[int]] = {}
+        self._in_forward = False
+        for handle in (
+            ddp.module.register_forward_pre_hook(self._forward_begins, prepend=True, with_kwargs=True),
+            ddp.module.register_forward_hook(self._forward_ends),
+        ):
+            self._undo.append(handle.remove)
+
+    def unknown(self, ddp: Any) -> str:
+        if ddp.device_type != "cpu":
+            return f"fully_shard gathers beside computation on {ddp.device_type}, as traces show: dpsim explain --trace"
+        return "its shards are replicated (HSDP), and allreduces of shards are not timed" if ddp.is_replicated else ""
+
+    def _forward_begins(self, module: Any, arguments: Any, keywords: Any) -> None:
+        self._in_forward = self.before_forward(self.ddp, (*arguments, *keywords.values()))
+
+    def _forward_ends(self, module: Any, arguments: Any, result: Any) -> None:
+        if self._in_forward:
+            self._in_forward = False
+            self.after_forward()
+
+    def _mark(self) -> tuple[Any, float]:
+        own: tuple[float, float] = self.waited.own((now(), self._core.waited_s()))
+        return own
+
+    def _clear(self, ended_s: float, without_core_s: float) -> None:
+        super()._clear(ended_s, without_core_s)
+        self._step_began = self._mark()
+        self.waited.forget()
+
+    def _note_step(self, ended_s: float) -> None:
+        seconds = {name: sum(end[0] - begin[0] for begin, end in spans) for name, spans in self._seconds.items()}
+        delayed_s = sum(end[1] - begin[1] for spans in self._seconds.values() for begin, end in spans)
+        backward_s = self._ended[0] - self._began[0]
+        seconds["backward_s"] += backward_s
+        self.accumulate = self.micro_batches
+        self.last_backward_s.append(backward_s)
+        self.loss_s.append(0.0)
+        self.ready_ns.append([])
+        self.sizes = self.waited.of_rank()
+        self.steps.append(
+            seconds
+            | {"input_s": self._input_s, "began_s": self._began_s, "ended_s": ended_s}
+            | {"computed_s": min(self._began_s + self._ended[0] - self._step_began[0], ended_s)}
+            | {"delayed_s": self._ended[1] - self._step_began[1], "input_delayed_s": self._input_delayed_s}
+            | {"computing_delayed_s": delayed_s + self._ended[1] - self._began[1]}
+            | self.waited.of_step()
+        )

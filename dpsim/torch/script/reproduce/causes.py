@@ -15,6 +15,8 @@ from dpsim.torch.script.probe.reproduce.report import RankStep
 from dpsim.torch.script.reproduce.differences import (
     APART,
     BUFFERS,
+    CHANGED,
+    CLEARED,
     MISSING,
     NOT_A_NUMBER,
     OTHER_SAMPLES,
@@ -271,8 +273,7 @@ def _gradients(step: Step) -> Finding | None:
 
 
 def _where(step: Step, *, first: bool) -> str:
-    observed = step.first if first else step.other
-    return f"on {observed.run.devices} device{'s' if observed.run.devices > 1 else ''}"
+    return f"on {(step.first if first else step.other).run.name}"
 
 
 def _why(step: Step, name: str) -> tuple[str, str]:
@@ -281,13 +282,22 @@ def _why(step: Step, name: str) -> tuple[str, str]:
     without = [number for number, rank in enumerate(ranks) if name not in rank.local]
     if not told_apart(step.first, step.other, step.number):
         return OTHER_SAMPLES, _drawn(step)
-    if weights := _weights(step):
+    if changed := [rank.changed[name] for rank in ranks if name in rank.changed]:
+        return _between_micro_batches(min(changed))
+    if (weights := _weights(step)) or (weights := _weights(step, of_micro_batches=True)):
         count = len(weights)
         if np.ptp(weights) < _SAME_WEIGHT * np.mean(np.abs(weights)):
-            factor, where = 1 / (float(np.mean(weights)) * count), step.first.run.name
-            return SCALE, (
-                f"every gradient is {factor:.6g} times that on {where}: the loss or the gradient is scaled by another"
-                " number than the global batch"
+            factor, where = 1 / (float(np.mean(weights)) * len(ranks)), step.first.run.name
+            more = step.other.run.accumulate / step.first.run.accumulate
+            scaled = "the loss or the gradient is scaled by another number than the global batch"
+            if more != 1 and abs(factor / more - 1) < _SAME_WEIGHT:
+                scaled = "the losses of a step's micro-batches are not divided by their number"
+            return SCALE, f"every gradient is {factor:.6g} times that on {where}: {scaled}"
+        if count > len(ranks):
+            shares = ", ".join(f"{weight / sum(weights):.3g}" for weight in weights)
+            return SHARES, (
+                "the means of the micro-batches are of unequal shares: they belong into the mean with weights"
+                f" {shares}, and the script takes the same part of each"
             )
         shares = ", ".join(f"{weight:g}" for weight in _parts_of_one(weights))
         samples = [rank.samples for rank in ranks]
@@ -302,18 +312,44 @@ def _why(step: Step, name: str) -> tuple[str, str]:
         return RANDOM, "the script draws random numbers in its step that are not one stream a sample"
     if finding := _buffers(step):
         return BUFFERS, f"{finding.because}: {finding.tensor}"
+    if differ := hashes_differ(tuple(rank.outside for rank in step.other.step(0))):
+        return SEEDS, f"ranks hold different values of {differ[0]}, outside of {step.other.reports[0].wrapper}"
     return UNKNOWN, "the ranks' gradients are of the same samples and the same parameters, and no mean of them is right"
 
 
-def _weights(step: Step) -> list[float]:
-    """The weights with which the ranks' own gradients add up to the first run's; empty where none do."""
+def _between_micro_batches(factor: float) -> tuple[str, str]:
+    """The class and the reason where the script changes gradients between the micro-batches of a step."""
+    if factor == 0.0:
+        return CLEARED, (
+            "the script clears the gradients between the micro-batches of a step: the last ones alone are in the update"
+        )
+    return CHANGED, (
+        f"the script multiplies the gradients by {factor:.3g} between the micro-batches of a step, as clipping in each"
+        " of them does"
+    )
+
+
+def _weights(step: Step, *, of_micro_batches: bool = False) -> list[float]:
+    """The weights with which the ranks' own gradients add up to the first run's; empty where none do.
+
+    Or those of each micro-batch of the ranks, where they are known.
+    """
     ours, ranks = quantities(step.ours, "reduced"), step.theirs
-    names = [name for name in step.names if name in ours and any(name in rank.local for rank in ranks)]
+    parts = [rank.local for rank in ranks]
+    if of_micro_batches:
+        parts = [
+            {name.partition(" ")[2]: values for name, values in rank.parts.items() if name.startswith(f"{number} ")}
+            for rank in ranks
+            for number in range(len(rank.micro_batches))
+        ]
+        if not all(parts):
+            return []
+    names = [name for name in step.names if name in ours and any(name in part for part in parts)]
     wanted = np.concatenate([ours[name] for name in names]).astype(np.float64)
     columns = np.stack(
         [
-            np.concatenate([rank.local.get(name, np.zeros_like(ours[name])) for name in names]).astype(np.float64)
-            for rank in ranks
+            np.concatenate([part.get(name, np.zeros_like(ours[name])) for name in names]).astype(np.float64)
+            for part in parts
         ],
         axis=1,
     )
@@ -322,7 +358,7 @@ def _weights(step: Step) -> list[float]:
     allowed = [step.rounding.explains("reduced", name, step.number, ours[name]) for name in names]
     sizes = [ours[name].size for name in names]
     total = float(np.sqrt(np.dot(np.square(allowed), sizes) / sum(sizes)))
-    if rank_of < len(ranks) or size(left) > ALLOWANCE * total or min(weights) < _LEAST_WEIGHT * max(weights):
+    if rank_of < len(parts) or size(left) > ALLOWANCE * total or min(weights) < _LEAST_WEIGHT * max(weights):
         return []
     return [float(weight) for weight in weights]
 

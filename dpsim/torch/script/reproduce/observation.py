@@ -31,7 +31,8 @@ class Run(Noun, frozen=True):
     itself. With ``own_seeds`` PyTorch begins with another random state on each rank, as it does in processes of their
     own; otherwise ranks begin with the same. With ``in_float32`` autocast and policies cast to float32
     and not to 16 bits; ``without_scaler`` losses are not scaled. With ``overflow`` the last rank's first gradients are
-    infinite.
+    infinite. A step has ``accumulate`` micro-batches: the script is told so where its arguments have ``{accumulate}``,
+    or each pass of its loop is one (``wraps``). Where runs differ in that batch norm takes ``running_norms``.
     """
 
     folder: str
@@ -45,6 +46,14 @@ class Run(Noun, frozen=True):
     in_float32: bool = False
     without_scaler: bool = False
     overflow: bool = False
+    accumulate: int = 1
+    wraps: bool = False
+    running_norms: bool = False
+
+    @property
+    def parts(self) -> int:
+        """The parts into which a global batch is divided: devices times micro-batches."""
+        return self.devices * self.accumulate
 
     @property
     def name(self) -> str:
@@ -53,7 +62,9 @@ class Run(Noun, frozen=True):
         null = f" ({self.null_seed}. null)" if self.null_seed else ""
         changed = f"{' in float32' if self.in_float32 else ''}{' without its scaler' if self.without_scaler else ''}"
         changed += ", one of which overflows" if self.overflow else ""
-        return f"{self.devices} device{'s' if self.devices > 1 else ''}{cap}{changed}{null}"
+        plural = "" if self.accumulate == 1 else "es"
+        micro = f", {self.accumulate} micro-batch{plural}" if self.running_norms else ""
+        return f"{self.devices} device{'s' if self.devices > 1 else ''}{micro}{cap}{changed}{null}"
 
 
 class RunsRequest(Noun, frozen=True):

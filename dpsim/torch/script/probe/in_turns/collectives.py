@@ -20,8 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from dpsim.comm.clock import sleep_until
-from dpsim.torch.script.probe.fsdp import WaitedCollectives, check_gradients
+from dpsim.torch.script.probe.fsdp import check_gradients
 from dpsim.torch.script.probe.in_turns.visit import Timed, Turns, Visit
+from dpsim.torch.script.probe.waited import WaitedCollectives
 
 STREAMS = 3
 """Streams, or steps, that are timed each time, after some that do not count."""

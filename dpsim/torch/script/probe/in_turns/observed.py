@@ -1,4 +1,4 @@
-"""Observes a user's DDP script on a real rank: when its parts begin and end, and when its buckets do. Loads torch."""
+"""Observes a user's DDP or FSDP script on a real rank: when its parts begin and end, and its buckets. Loads torch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dpsim.torch.script.probe.fsdp import ShardedModel
 from dpsim.torch.script.probe.in_turns.timed import bucket_bytes
 from dpsim.torch.script.probe.parameters import reduced_parameters
 from dpsim.torch.script.probe.rank_record import type_name
+from dpsim.torch.script.probe.waited import WaitedCollectives
 
 _MOST_HOOKED = 8
 """Buckets up to which DDP gets a hook that notes when each is ready and done: a call into Python delays a bucket."""
@@ -42,13 +43,16 @@ class Observer(Script):
         self.accumulate = 1
         self._hooked = self._hooks_itself = False
         self._core = CoreTime()
+        self._waited: WaitedCollectives | None = None
+        self._sizes: dict[str, Any] = {}
         self._ended_s = now()
         self._began = self._update_began = self._moment()
         self._clear()
 
     def _moment(self) -> tuple[float, float]:
-        """Return the seconds now, and those for which this thread had no core until now."""
-        return now(), self._core.waited_s()
+        """Return the seconds now, and those for which this thread had no core until now, without FSDP's collectives."""
+        moment = now(), self._core.waited_s()
+        return moment if self._waited is None else self._waited.own(moment)
 
     def _clear(self) -> None:
         self._seconds = dict.fromkeys(("forward_s", "backward_s", "update_s", "input_s"), 0.0)
@@ -56,7 +60,9 @@ class Observer(Script):
         self._done_s: dict[int, float] = {}
         self._computing_delayed_s = self._input_delayed_s = 0.0
         self._computed = (0.0, 0.0)
-        self._without_core_s = self._core.waited_s()
+        self._step_began = self._moment()
+        if self._waited is not None:
+            self._waited.forget()
 
     def _add(self, name: str, began: tuple[float, float], ended: tuple[float, float]) -> None:
         """Count a part of the computation."""
@@ -72,6 +78,7 @@ class Observer(Script):
             "local_batch": self.local_batch,
             "accumulate": self.accumulate,
             "dtype": type_name(self._most_common_dtype()),
+            **self._sizes,
         }
 
     def _most_common_dtype(self) -> Any:
@@ -125,15 +132,27 @@ class Observer(Script):
         return min(self._began[0] + max(logged_s, 0.0), ended[0]), ended[1]
 
     def first_forward(self) -> None:
-        if isinstance(self.ddp, ShardedModel):
+        if not isinstance(self.ddp, ShardedModel):
+            self._hook()
+        elif getattr(self.ddp, "replicas", 1) > 1:
             raise Refused(
                 ConfigError(
-                    "the script shards its model with fully_shard",
-                    allowed="a script that wraps its model in DistributedDataParallel",
-                    remedy="measure it: dpsim sweep --torch-script predicts and times FSDP",
+                    "the script uses fully_shard on a mesh of two dimensions (HSDP), which is not explained",
+                    allowed="a mesh of one dimension",
+                    remedy="measure it: dpsim sweep --torch-script",
                 )
             )
-        self._hook()
+        elif self._reduce is not None:
+            raise Refused(
+                ConfigError(
+                    "the script shards its model with fully_shard, by gloo, which has no emulated link",
+                    allowed="--network node",
+                    remedy="leave --network out",
+                )
+            )
+        else:
+            self._waited = WaitedCollectives(self.wrap, self._core)
+            self._clear()
 
     def other_model(self, model: Any) -> bool:
         raise second_model("explain")
@@ -159,23 +178,25 @@ class Observer(Script):
             self._add("backward_s", self._began, self._moment())
 
     def step_ends(self) -> None:
-        ended = self._moment()
-        ended_s = ended[0]
-        computed = self._computed if self._hooked else self._computed_as_logged(ended)
+        ended_s, ended = now(), self._moment()
+        computed = ended if self._waited else self._computed if self._hooked else self._computed_as_logged(ended)
         self._add("backward_s", self._began, computed)
         if self.synchronised > SETTLED_STEPS:
             done_s = [self._done_s.get(number, ended_s) for number in range(len(self._ready_s))]
             self.accumulate = self.micro_batches
             step = {
                 "began_s": self._ended_s,
-                "computed_s": computed[0],
+                "computed_s": self._ended_s + computed[0] - self._step_began[0] if self._waited else computed[0],
                 "ended_s": ended_s,
-                "delayed_s": computed[1] - self._without_core_s,
+                "delayed_s": computed[1] - self._step_began[1],
                 "computing_delayed_s": self._computing_delayed_s,
                 "input_delayed_s": self._input_delayed_s,
                 "ready_s": self._ready_s,
                 "done_s": done_s,
             }
+            if self._waited is not None:
+                self._sizes = {**self._waited.of_rank(), "units": self.ddp.calls}
+                step |= self._waited.of_step()
             self.steps.append({**step, **self._seconds})
         self._ended_s = ended_s
         self._clear()

@@ -18,7 +18,7 @@ from dpsim.torch.script.probe import process_group
 from dpsim.torch.script.probe.accumulated import accumulate
 from dpsim.torch.script.probe.batches import replace_batch_size
 from dpsim.torch.script.probe.endings import EnoughSteps, Refused
-from dpsim.torch.script.probe.fsdp import WaitedCollectives
+from dpsim.torch.script.probe.fsdp import join_units
 from dpsim.torch.script.probe.in_turns.collectives import Collectives, GlooReduction, time_collectives
 from dpsim.torch.script.probe.in_turns.observed import Observer
 from dpsim.torch.script.probe.in_turns.timed import StepTimer
@@ -27,6 +27,7 @@ from dpsim.torch.script.probe.record import Recorder
 from dpsim.torch.script.probe.run_script import act_as_rank, install, take_over_spawn
 from dpsim.torch.script.probe.script_error import calls_to, remedy_of, what_happened
 from dpsim.torch.script.probe.script_record import script_record
+from dpsim.torch.script.probe.waited import WaitedCollectives
 
 
 def pin_to_a_core(rank: int) -> None:
@@ -110,6 +111,8 @@ def _observe(part: Any, rank: int, folder: str, reduction: Any) -> None:
 
     observer = Observer(part.steps, observed, None if reduction is None else reduction.reduce)
     install(observer, bucket_cap_bytes=_cap_bytes(part))
+    if part.joined_calls:
+        join_units(part.joined_calls, _cap_bytes(part) or 0.0)
     _run(part, turns, observer)
     process_group.disconnect()
 

@@ -15,9 +15,10 @@ import torch
 from dpsim.errors import ConfigError
 from dpsim.torch.script.probe.around import Script
 from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
-from dpsim.torch.script.probe.fsdp import ShardedModel, WaitedCollectives
+from dpsim.torch.script.probe.fsdp import ShardedModel
 from dpsim.torch.script.probe.in_turns.visit import LOGGED, Turn, Visit
 from dpsim.torch.script.probe.rank_record import ddp_parameters
+from dpsim.torch.script.probe.waited import WaitedCollectives
 
 _NANOSECOND_S = 1e-9
 

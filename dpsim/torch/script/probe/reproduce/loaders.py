@@ -58,18 +58,19 @@ class Loaders:
     def size_of(self, own: int) -> int:
         """Return the batch size of the next loader, whose own is ``own``. Raises ``Refused``."""
         number = len(self._sizes)
-        if self._run.devices != self._first.devices and not self._run.own_batches:
+        parts, parts_of_first = (run.devices * run.accumulate for run in (self._run, self._first))
+        if parts != parts_of_first and not self._run.own_batches:
             sizes = json.loads((self._first_folder / "batch_sizes.json").read_text())
-            global_batch = (sizes[number] if number < len(sizes) else own) * self._first.devices
-            if global_batch % self._run.devices:
+            global_batch = (sizes[number] if number < len(sizes) else own) * parts_of_first
+            if global_batch % parts:
                 raise Refused(
                     ConfigError(
                         f"the script's batches are of {global_batch} samples on all devices together",
-                        allowed=f"a multiple of {self._run.devices}, the devices that they are divided among",
-                        remedy="give other --devices, or the script another batch, after --",
+                        allowed=f"a multiple of {parts}, the devices and micro-batches that they are divided among",
+                        remedy="give other --devices or --accumulate, or the script another batch, after --",
                     )
                 )
-            own = global_batch // self._run.devices
+            own = global_batch // parts
         self._sizes.append(own)
         if self._run == self._first and self._rank == 0:
             (self._folder / "batch_sizes.json").write_text(json.dumps(self._sizes))
@@ -85,7 +86,7 @@ class Loaders:
         for count, indices in enumerate(drawn):
             if are_indices(indices):
                 if forced is not None and count < len(forced):
-                    indices = [Whole(each) for each in dealt(tuple(forced[count]), self._rank, self._run.devices)]
+                    indices = [Whole(each) for each in forced[count]]
                 if self._run.permuted:
                     indices = random.Random(f"{self._run.null_seed},{count}").sample(list(indices), len(indices))
                 known = tuple(root_index(loader.dataset, index)[0] for index in indices)
@@ -122,14 +123,25 @@ class Loaders:
             with open(self._folder / _INDICES.format(number, self._rank), "a", encoding="utf-8") as file:
                 file.write(json.dumps([epoch, indices]) + "\n")
 
-    def _forced(self, number: int, epoch: int) -> list[list[int]]:
-        """The global batches of an epoch of the first run."""
+    def _forced(self, number: int, epoch: int) -> list[Sequence[int]]:
+        """The batches of an epoch that this rank gets in place of its own: its parts of the first run's.
+
+        A global batch is dealt out to the ranks, and what each gets is cut into its micro-batches.
+        """
         ranks = []
         for rank in range(self._first.devices):
             path = self._first_folder / _INDICES.format(number, rank)
             lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
             ranks.append([batch for at, batch in map(json.loads, lines) if at == epoch])
-        return [list(itertools.chain(*parts)) for parts in zip(*ranks)]
+        batches = [list(itertools.chain(*parts)) for parts in zip(*ranks)]
+        before, count = (1, 1) if self._run.own_batches else (self._first.accumulate, self._run.accumulate)
+        steps = [list(itertools.chain(*batches[at : at + before])) for at in range(0, len(batches), before)]
+        own = [dealt(tuple(step), self._rank, self._run.devices) for step in steps]
+        return [
+            of_step[part * len(of_step) // count : (part + 1) * len(of_step) // count]
+            for of_step in own
+            for part in range(count)
+        ]
 
     def got(self, iterator: Any, batch: Any) -> None:
         """Note that the script has got ``batch``, the next one of an iterator."""

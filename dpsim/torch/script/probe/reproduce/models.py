@@ -220,6 +220,14 @@ def whole(tensor: Tensor) -> Tensor:
     return values.to_dense() if values.is_sparse else values
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor."""
+    values = tensor.detach()
+    if isinstance(values, DTensor):
+        return values.to_local()
+    return values.to_dense() if values.is_sparse else values
+
+
 def write(tensor: Tensor, values: Tensor) -> None:
     """Write all values of a tensor, or those of this rank's shard of it."""
     own = tensor.detach()

@@ -18,12 +18,23 @@ from dpsim.torch.script.probe.around import Script, leading_extent
 from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
 from dpsim.torch.script.probe.fsdp import ShardedModel
 from dpsim.torch.script.probe.reproduce.loaders import Loaders
-from dpsim.torch.script.probe.reproduce.models import Given, InReplicas, InShards, check_reduced, digest, whole
+from dpsim.torch.script.probe.reproduce.models import (
+    Given,
+    InReplicas,
+    InShards,
+    check_reduced,
+    digest,
+    local_part,
+    whole,
+)
 from dpsim.torch.script.probe.reproduce.precision import Precision, in_norms, narrow, skips, unscaled
 from dpsim.torch.script.probe.reproduce.report import MicroBatch, RankReport, RankStep, write_step
 from dpsim.torch.script.probe.reproduce.state import TrainingState
 from dpsim.torch.script.probe.reproduce.streams import SampleStreams, sample_key
 from dpsim.torch.script.probe.reproduce.values import mean_of, random_state, rounded, row_hashes, sampled
+
+_UNCHANGED = 1e-6
+"""The part by which the size of a gradient may change between two micro-batches as it is read."""
 
 
 class Observer(Script):
@@ -43,10 +54,13 @@ class Observer(Script):
         self._step: RankStep | None = None
         self._stepped = False
         self._losses: list[float] = []
+        self._before: dict[str, Any] = {}
+        """The gradients that a backward adds to, by their names, where a step has several micro-batches."""
         self._bypassed_loss: float | None = None
         """Of a backward since the last optimizer step, where no forward of the wrapped model was called."""
         self._random_state = b""
         self._noise = torch.Generator().manual_seed(run.null_seed)
+        self.streams.running_norms = run.running_norms
         loaders.loaded = self._mark_random_state
 
     @property
@@ -143,8 +157,27 @@ class Observer(Script):
     def _gradient(self, name: str, gradient: Any) -> None:
         if self._step is not None and not self._stepped:
             self._step.local[name] = sampled(gradient)
+            if self._run.running_norms and isinstance(self.model, InReplicas):
+                before = self._before.get(name)
+                added = whole(gradient) if before is None else whole(gradient) - before
+                self._step.parts[f"{len(self._losses)} {name}"] = sampled(added)
+
+    def _gradients_before(self) -> None:
+        """Keep the gradients that a backward adds to, and note which the script has changed since the one before."""
+        if self._step is None or self._stepped or not self._run.running_norms:
+            return
+        kept, self._before = self._before, {}
+        for name, parameter in self._state.parameters():
+            gradient = None if parameter.grad is None else local_part(parameter.grad).clone()
+            if gradient is not None:
+                self._before[name] = gradient
+            if self._losses and name in kept and (length := float(kept[name].norm())):
+                factor = 0.0 if gradient is None else float(gradient.norm()) / length
+                if abs(factor - 1) > _UNCHANGED:
+                    self._step.changed[name] = min(factor, self._step.changed.get(name, factor))
 
     def backward(self, original: Callable[..., Any], /, tensors: Any, *arguments: Any, **keywords: Any) -> Any:
+        self._gradients_before()
         result = super().backward(original, self.precision.overflowing(tensors), *arguments, **keywords)
         self._observe_backward(tensors)
         return result
@@ -155,13 +188,16 @@ class Observer(Script):
         if self._step is None or self._stepped:
             self._bypassed_loss = mean_of(tensors)
             return
-        self._losses.append(mean_of(tensors))
+        self._losses.append(mean_of(tensors) / (self._run.accumulate if self._run.wraps else 1))
         self._step.loss, self._step.scale = sum(self._losses), self.precision.scale()
         self._step.draws |= self._random_state != random_state()
         if self.model is not None and self.model.reduced():
             for name, parameter in self._state.parameters():
                 if parameter.grad is not None:
                     self._step.reduced[name] = sampled(whole(parameter.grad))
+        if self._run.running_norms:
+            held = {name: each.grad for name, each in self._state.parameters() if each.grad is not None}
+            self._before = {name: local_part(gradient).clone() for name, gradient in held.items()}
 
     def optimizer_begins(
         self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
@@ -238,7 +274,10 @@ class Observer(Script):
             begun={name: value for name, value in begun.items() if value is not None},
             buffers_seen={name: digest(each) for name, each in self._state.buffers().items()},
         )
+        if self.steps == 0:
+            self._step.outside = {name: digest(each) for name, each in self._state.outside().items()}
         self.model.settle()
+        self.streams.begin_step()
         path = self._first_folder / f"state-{self.steps}.pt"
         if self._folder != self._first_folder:
             if not path.exists():
@@ -254,7 +293,7 @@ class Observer(Script):
             write_step(self._folder, self._rank, self.steps, self._step)
             self.steps += 1
         self._step, self._stepped = None, False
-        self._losses, self._bypassed_loss = [], None
+        self._losses, self._before, self._bypassed_loss = [], {}, None
 
     def _with_noise(self, _: Any, __: Any, output: Any) -> Any:
         return rounded(output, self._noise) if self.streams.active else None

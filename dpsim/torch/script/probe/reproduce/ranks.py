@@ -26,6 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from dpsim.errors import ConfigError
 from dpsim.launch.user_program import run_as_main
+from dpsim.torch.script.probe.accumulated import accumulate
 from dpsim.torch.script.probe.endings import Ending, EnoughSteps, Refused, end_process
 from dpsim.torch.script.probe.fsdp import watch
 from dpsim.torch.script.probe.process_group import connect
@@ -33,7 +34,7 @@ from dpsim.torch.script.probe.reproduce import loaders as data_loaders
 from dpsim.torch.script.probe.reproduce import streams as sample_streams
 from dpsim.torch.script.probe.reproduce.loaders import Loaders
 from dpsim.torch.script.probe.reproduce.observer import Observer
-from dpsim.torch.script.probe.reproduce.report import REPORT, REQUEST, RankReport, write_report
+from dpsim.torch.script.probe.reproduce.report import MICRO_BATCHES, REPORT, REQUEST, RankReport, write_report
 from dpsim.torch.script.probe.reproduce.values import seed_untouched
 from dpsim.torch.script.probe.run_script import act_as_rank, take_over_spawn
 from dpsim.torch.script.probe.script_error import calls_to, remedy_of, what_happened
@@ -114,6 +115,9 @@ def _become_rank(request: Any, run: Any, folder: Path, rank: int) -> NoReturn:
         data_loaders.install(loaders)
         observer = Observer(run, rank, request.steps, own, folder / first.folder, loaders)
         install(observer, run.bucket_cap_bytes)
+        if run.wraps:
+            accumulate(run.accumulate)
+        request.arguments = [each.replace(MICRO_BATCHES, str(run.accumulate)) for each in request.arguments]
         report = _ran(request, rank, observer, own)
         write_report(own, rank, report)
         code = 1 if report.error else 0

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 MOST_VALUES = 2**16
+MICRO_BATCHES = "{accumulate}"
+"""What stands in a script's arguments for the number of micro-batches."""
 REQUEST = "request.json"
 REPORT, STEP, SHARDS = "report-{}.json", "step-{}-{}", "shards-{}"
 """Files by the rank, a step by its number and the rank."""
-KINDS = ("local", "reduced", "final", "buffers")
-"""The tensors of a step."""
+KINDS = ("local", "parts", "reduced", "final", "buffers")
+"""The tensors of a step; a part is of a micro-batch: ``NUMBER NAME``."""
 Values = Any
 """Values of a tensor: where they are written their format and bytes, where they are read an array."""
 
@@ -74,18 +76,22 @@ class RankStep:
     """A step of one rank.
 
     ``loss`` is the mean over its micro-batches. ``begun`` are hashes of all parameters before the state of the first
-    run was loaded, ``buffers_seen`` those of the buffers that forward got. Gradients are ``local`` before they are
+    run was loaded, ``buffers_seen`` those of the buffers that forward got, and ``outside`` in the first step those
+    of the tensors of other modules. Gradients are ``local`` before they are
     reduced, ``reduced`` after backward, and ``final`` as the optimizer gets them (also ``final_hashes``); ``buffers``
     have their values after the step. ``settings`` are the optimizers' (learning rates). ``draws``: random numbers were
     drawn that could not be switched to one stream a sample. ``bypassed``: the step was of gradients of a wrapped model
     whose own forward was not called. ``scale`` is the number by which a scaler scaled the loss, and ``skipped`` whether
-    it skipped the update. ``lost`` are the parts of parameters of 16 bits that an update left as they were.
+    it skipped the update. ``lost`` are the parts of parameters of 16 bits that an update left as they were. Of several
+    micro-batches ``parts`` are what each adds to a gradient before it is reduced, by ``NUMBER NAME`` (DDP alone), and
+    ``changed`` the least factor by which the script changes a gradient between two of them (0: it is cleared).
     """
 
     loss: float = 0.0
     micro_batches: list[MicroBatch] = field(default_factory=list)
     begun: dict[str, int] = field(default_factory=dict)
     buffers_seen: dict[str, int] = field(default_factory=dict)
+    outside: dict[str, int] = field(default_factory=dict)
     settings: dict[str, float] = field(default_factory=dict)
     final_hashes: dict[str, int] = field(default_factory=dict)
     draws: bool = False
@@ -93,6 +99,8 @@ class RankStep:
     scale: float = 1.0
     skipped: bool = False
     lost: dict[str, float] = field(default_factory=dict)
+    changed: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, Values] = field(default_factory=dict)
     local: dict[str, Values] = field(default_factory=dict)
     reduced: dict[str, Values] = field(default_factory=dict)
     final: dict[str, Values] = field(default_factory=dict)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
 from dpsim.torch.script.probe.reproduce.models import InReplicas, InShards, whole, write
@@ -41,6 +43,19 @@ class TrainingState:
     def buffers(self) -> dict[str, Any]:
         """Return the buffers of the model, by their names."""
         return {} if self.model is None else dict(self.model.module.named_buffers())
+
+    def outside(self) -> dict[str, Any]:
+        """Return the tensors of modules that are no part of the model, such as a teacher, by their names."""
+        modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module) and "_modules" in vars(each)]
+        parts = {id(child) for each in modules for child in each.children()}
+        own = {id(each) for _, each in self.parameters()} | {id(each) for each in self.buffers().values()}
+        return {
+            f"{name} of {type(each).__name__}": tensor
+            for each in modules
+            if id(each) not in parts
+            for name, tensor in (*each.named_parameters(), *each.named_buffers())
+            if id(tensor) not in own and type(tensor) in (torch.Tensor, nn.Parameter) and not tensor.is_meta
+        }
 
     def local_norms(self) -> tuple[str, ...]:
         """Return the names of the batch norms that take their statistics from each rank's own samples."""

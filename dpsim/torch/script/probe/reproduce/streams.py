@@ -2,7 +2,8 @@
 
 What is random by design, such as dropout, is drawn per sample: from a generator that the sample, the step and the
 number of the draw within a forward pass decide. Then a sample gets the same numbers on whatever rank it is. Batch norm
-takes the statistics of the global batch; the running ones go on as they would without dpsim.
+takes the statistics of the global batch; the running ones go on as they would without dpsim. Where steps are compared
+that have other numbers of micro-batches, it takes the running statistics that the step began with.
 """
 
 from __future__ import annotations
@@ -37,6 +38,13 @@ class SampleStreams:
         self.switched: dict[str, None] = {}
         self.group: Any = None
         """The process group of batch norm's sums; none on a single rank."""
+        self.running_norms = False
+        self._running: dict[int, tuple[Any, Any]] = {}
+        """The running statistics that a step began with, by the ``id`` of the means."""
+
+    def begin_step(self) -> None:
+        """Forget the running statistics of the step before."""
+        self._running.clear()
 
     def begin(self, keys: Sequence[int]) -> None:
         """Begin a forward pass of samples with these keys, which differ from sample to sample and from step to step."""
@@ -92,9 +100,14 @@ class SampleStreams:
         eps: float = 1e-5,
     ) -> Any:
         """Return batch norm with the statistics of the samples of all ranks."""
+        began = running_mean, running_var
         if running_mean is not None:
+            if self.running_norms:
+                began = self._running.setdefault(id(running_mean), (running_mean.clone(), running_var.clone()))
             with torch.no_grad():
                 _BATCH_NORM(values.detach(), running_mean, running_var, None, None, True, momentum, eps)
+        if self.running_norms and running_mean is not None:
+            return _BATCH_NORM(values, *began, weight, bias, False, momentum, eps)
         dimensions = [d for d in range(values.dim()) if d != 1]
         count = torch.tensor(float(values.numel() // values.shape[1]))
         if self.group is not None:

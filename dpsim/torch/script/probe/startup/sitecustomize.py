@@ -1,4 +1,4 @@
-"""Python loads this at the start of every process of a watched job: it waits for the job's import of DDP.
+"""Python loads this at the start of every process of a watched job: it waits for the job's import of DDP and of FSDP.
 
 It also offers the module ``dpsim_callbacks`` to a job that imports it. It then lets the module of that name which the
 job would have loaded without it do its work. Whatever goes wrong here is no concern of the job: nothing is raised and
@@ -18,7 +18,11 @@ from types import ModuleType
 from typing import Any
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_AWAITED = "torch.nn.parallel.distributed"
+_AWAITED = {
+    "torch.nn.parallel.distributed": ("await_model", "DistributedDataParallel"),
+    "torch.distributed.fsdp._fully_shard._fsdp_state": ("await_root", "FSDPState"),
+}
+"""The modules whose import is awaited, what then awaits a model, and the class that it needs."""
 _NEVER_COMPILED = "<frozen importlib>"
 """How the names of files begin that TorchDynamo skips (PyTorch, torch/_dynamo/trace_rules.py, SKIP_DIRS)."""
 _CALLBACKS = {"LightningCallback": "lightning_callback", "HuggingFaceCallback": "hugging_face_callback"}
@@ -26,10 +30,13 @@ _CALLBACKS = {"LightningCallback": "lightning_callback", "HuggingFaceCallback": 
 
 
 class _Awaiting(MetaPathFinder):
-    """Finds no module, but sees the first import of DDP's, and has it watched once it is executed."""
+    """Finds no module, but sees the first import of what is awaited, and has it watched once it is executed."""
+
+    def __init__(self, awaited: str) -> None:
+        self._awaited = awaited
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _AWAITED:
+        if name != self._awaited:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -39,7 +46,7 @@ class _Awaiting(MetaPathFinder):
             def exec_and_watch(module: ModuleType) -> None:
                 execute(module)
                 with contextlib.suppress(Exception):
-                    _watch(module)
+                    _watch(module, *_AWAITED[name])
 
             spec.loader.exec_module = exec_and_watch  # type: ignore[method-assign]
         return spec
@@ -62,9 +69,10 @@ class _Callbacks(MetaPathFinder, Loader):
         vars(module)["__getattr__"] = callback
 
 
-def _watch(module: ModuleType) -> None:
-    """Let what watches await a model of DDP."""
-    _load("around", "rank_record", "watched").await_model(module.DistributedDataParallel)
+def _watch(module: ModuleType, awaits: str, class_name: str) -> None:
+    """Let what watches await a model of DDP or of FSDP."""
+    watched = sys.modules.get("_dpsim.watched") or _load("around", "rank_record", "waited", "watched")
+    getattr(watched, awaits)(getattr(module, class_name))
 
 
 def _load(*names: str) -> Any:
@@ -100,6 +108,6 @@ def _load_the_jobs_own() -> None:
 if __name__ == "sitecustomize":
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or os.curdir) != _FOLDER]
     if "DPSIM_WATCH" in os.environ:
-        sys.meta_path.insert(0, _Awaiting())
+        sys.meta_path[:0] = map(_Awaiting, _AWAITED)
         sys.meta_path.append(_Callbacks())
     _load_the_jobs_own()
