@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ DATA = "data = TensorDataset(torch.randn(4096, 16), torch.randint(0, 5, (4096,))
 SCRIPTS: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("contents.toml").read_text("utf-8"))["script"]
 
 
+@functools.cache
 def table() -> dict[str, dict[str, str]]:
     """Return the cells of each row by their columns."""
     page = PAGE.read_text(encoding="utf-8").split("## What a script may contain")[1].split("\n## ")[0]
