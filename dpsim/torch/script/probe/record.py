@@ -169,7 +169,7 @@ class Recorder(Script):
 
     def forward_ends(self) -> None:
         self._forward_ended_s = self.now()
-        if isinstance(self.ddp, ShardedModel):  # what it gathers is no collective of the script's own
+        if isinstance(self.ddp, ShardedModel):  # gathers of units
             del CLOCK.collectives[self._collectives_before :]
         if self._step is not None:
             self._step.forward_s += self._forward_ended_s - self._forward_began_s
