@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+
 import msgspec
 import pytest
+from published_files import MACHINE
 from script_profiles import four_layers
 
+from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.model.recomputation import recomputing
 from dpsim.torch.script.probe.steps import StepMemory
 from dpsim.torch.script.recomputed import divided_s, forward_of_blocks_s, other_activation_bytes
 from dpsim.workload import Workload
+
+Dpsim = Callable[..., tuple[int, str, str]]
 
 
 def profiled(*, recomputes: bool = False) -> Workload:
@@ -53,6 +61,18 @@ def test_a_profile_without_blocks_and_an_unknown_word_are_refused() -> None:
         recomputing(four_layers(), "all")
     with pytest.raises(ConfigError, match="some"):
         recomputing(profiled(), "some")
+
+
+def test_predict_assumes_it(dpsim: Dpsim, tmp_path: Path) -> None:
+    codec.write(tmp_path / "w.json", profiled())
+    command = ("predict", "--workload", tmp_path / "w.json", "--machine", MACHINE, "--devices", "1", "--json")
+    steps = []
+    for assumed in ((), ("--assume", "recompute=none"), ("--assume", "recompute=all")):
+        code, out, err = dpsim(*command, *assumed)
+        assert code == 0, err
+        steps.append(json.loads(out)["points"][0]["predicted_step_s"])
+    assert steps[0] == steps[1] and steps[2] - steps[0] == pytest.approx(3 * 5e-5)
+    assert dpsim(*command, "--assume", "recompute=some")[0] == 2
 
 
 def weighed(head_bytes: int = 80) -> StepMemory:
