@@ -113,7 +113,7 @@ def test_units_of_tiny_layers_are_told_from_larger_ones(dpsim: Dpsim, tmp_path: 
 @pytest.mark.parametrize("defers", [False, True])
 def test_a_job_says_what_deferring_would_save_and_trains_the_same_bits(tmp_path: Path, *, defers: bool) -> None:
     script = a_script(tmp_path, MICRO_BATCHES=4, DEFERS=defers, STOP=127 if defers else 31, COMPUTES=0.02)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     ended = [
         subprocess.run([*before, *torchrun], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
         for before in ([], [sys.executable, "-m", "dpsim", "explain", "--steps", "12", "--"])
