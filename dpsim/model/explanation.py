@@ -117,6 +117,7 @@ _WITHOUT = {
     "slowest rank": "all ranks as fast as the typical one",
     "input": "a loader that always has the next batch (more num_workers)",
     "contention": "a core for each rank alone",
+    "small buckets": "buckets of 25 MiB, or fully_shard on fewer and larger modules, as was observed",
 }
 """What takes a part away altogether, by the kind of the part."""
 

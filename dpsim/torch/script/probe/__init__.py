@@ -16,7 +16,7 @@ library alone (``tests/test_structure.py`` holds the list). Between dpsim's proc
   (``in_turns/visit.py``). Samples, rows and tables are kept and computed in dpsim's process.
 - ``dpsim explain -- COMMAND`` starts the job as it is, with two variables: ``PYTHONPATH``, which begins with the folder
   ``startup``, so that Python loads its ``sitecustomize`` and that the job's own; and ``DPSIM_WATCH=STEPS:FOLDER``, how
-  many steps of a DDP model to watch, and where to leave the record of each rank. ``FOLDER/rank-RANK-PROCESS.json`` has
+  many steps of a model to watch, and where to leave the record of each rank. ``FOLDER/rank-RANK-PROCESS.json`` has
   what a rank saw, with the fields of ``dpsim.torch.script.watched.WatchedRank``; times are seconds of the machine's
   monotonic clock. It has another name until it is whole. ``reason`` says why there is less than was asked for. dpsim's
   side reads it as a stranger's (``dpsim.torch.script.watch_records``). Once it has computed what they say, it writes

@@ -178,7 +178,8 @@ class Observer(Script):
             self._add("backward_s", self._began, self._moment())
 
     def step_ends(self) -> None:
-        ended_s, ended = now(), self._moment()
+        ended = self._moment()
+        ended_s = now() if self._waited else ended[0]
         computed = ended if self._waited else self._computed if self._hooked else self._computed_as_logged(ended)
         self._add("backward_s", self._began, computed)
         if self.synchronised > SETTLED_STEPS:
