@@ -55,10 +55,13 @@ class DdpSettings(Noun, frozen=True):
     ``sparse_gradient_bytes`` are those of parameters whose gradients are sparse, as if these were whole.
     ``sharded_optimizer``: the optimizer is a ``ZeroRedundancyOptimizer``.
     ``gradients``: when these have memory of their own beside DDP's buckets (empty: not known).
+    ``joins``: the script trains within ``Join``, so that ranks may have uneven inputs.
+    ``recomputes``: backward computes activations again (``torch.utils.checkpoint``).
     ``units``: the script calls ``fully_shard`` in place of DDP; each unit is a layer of the workload, in their order.
     ``replicas``: by a mesh of two dimensions, as many groups of neighbours have a copy of the parameters each (HSDP).
     ``all_reduce_deferred``: their shards are added up over them in the last micro-batch alone
     (``set_requires_all_reduce``), and not behind each reduce-scatter.
+    ``frozen_bytes`` are those of parameters that units gather, and do not train.
     """
 
     torch: str
@@ -84,6 +87,9 @@ class DdpSettings(Noun, frozen=True):
     gradients: GradientMemory = ""
     replicas: int = 1
     all_reduce_deferred: bool = False
+    joins: bool = False
+    frozen_bytes: int = 0
+    recomputes: bool = False
 
     def __post_init__(self) -> None:
         for key in ("devices", "accumulate", "replicas"):
@@ -153,6 +159,16 @@ class DdpSettings(Noun, frozen=True):
             sentences.append(
                 f"gradients of {format_size(self.sparse_gradient_bytes)} are sparse: DDP sends a batch's rows alone,"
                 " and all rows are priced here, so that communication is predicted far too slow"
+            )
+        if self.frozen_bytes:
+            sentences.append(
+                f"units also gather {format_size(self.frozen_bytes)} of parameters that are not trained, which no"
+                " prediction contains"
+            )
+        if self.joins:
+            sentences.append(
+                "the script trains within Join: steps in which a rank has no inputs left are not predicted, and each"
+                " forward begins with an allreduce of 4 B"
             )
         if self.sharded_optimizer:
             sentences.append(

@@ -82,7 +82,9 @@ class Layer(Noun, frozen=True):
     ``output_bytes_per_sample`` what it hands on to the layers that read it (0: not known). For a micro-batch of b
     samples dpsim's own runtime allocates ``work_bytes + b work_bytes_per_sample``: all that the layer works in.
     ``column_block`` is which block of a larger layer it is, so that devices may own some of them; -1: whole. What reads
-    several blocks reads their sum.
+    several blocks reads their sum. ``recompute_s`` is what ``backward_s`` has of computing forward again (activation
+    checkpointing), or would have more where the script does not (``DdpSettings.recomputes``; empty: not known), and
+    ``other_activation_bytes_per_sample`` what the layer would keep with that choice: ``dpsim.model.recomputation``.
     """
 
     name: str
@@ -100,6 +102,8 @@ class Layer(Noun, frozen=True):
     work_bytes: float = 0.0
     work_bytes_per_sample: float = 0.0
     column_block: int = -1
+    recompute_s: tuple[float, ...] = ()
+    other_activation_bytes_per_sample: float = 0.0
 
     @property
     def launched_backward_s(self) -> float:
@@ -107,7 +111,7 @@ class Layer(Noun, frozen=True):
         return self.launch_s if self.launch_backward_s is None else self.launch_backward_s
 
     def __post_init__(self) -> None:
-        sizes = ("activation_bytes_per_sample", "output_bytes_per_sample", "work_bytes", "work_bytes_per_sample")
+        sizes = [name for name in self.__struct_fields__ if name.endswith(("_bytes", "_bytes_per_sample"))]
         for key in ("launch_s", "launch_backward_s", *sizes, "batch_norm_channels"):
             value = getattr(self, key)
             if value is not None and not 0 <= value <= _MOST_BYTES:
@@ -228,9 +232,9 @@ class Workload(Noun, frozen=True, dict=True):
         return samples * self.input_s_per_sample / self.input_workers
 
     def _check_layer(self, layer: Layer, names: set[str]) -> None:
-        for key in ("forward_s", "backward_s", "gradient_ready_s"):
+        for key in ("forward_s", "backward_s", "gradient_ready_s", "recompute_s"):
             times = getattr(layer, key)
-            if times is None:
+            if times is None or (key == "recompute_s" and not times):
                 continue
             if len(times) != len(self.local_batches):
                 raise ConfigError(
@@ -344,6 +348,7 @@ class Workload(Noun, frozen=True, dict=True):
                 forward_s=times(layer.forward_s),
                 backward_s=times(layer.backward_s),
                 gradient_ready_s=layer.gradient_ready_s and times(layer.gradient_ready_s),
+                recompute_s=times(layer.recompute_s),
             )
             for layer in self.layers
         )

@@ -61,11 +61,14 @@ def _cases(verdict: str) -> tuple[Case, ...]:
         texts = {name: table.pop(name) for name in ("name", "kind", "design") if name in table}
         shards = table.pop("fsdp", False)
         table = (_DECLARED["accumulating"] if verdict.startswith("accumulating") else {}) | table
-        if shards:
-            sharded = _DECLARED["sharded"]
-            table = sharded | table | {"top": f"{sharded['top']}\n{table.get('top', '')}"}
-        cases.append(Case(**texts, parts=table))
+        cases.append(Case(**texts, parts=sharded_parts(table) if shards else table))
     return tuple(cases)
+
+
+def sharded_parts(parts: Mapping[str, str]) -> dict[str, str]:
+    """Return the parts of a script whose layers and model are given to ``fully_shard``."""
+    sharded: dict[str, str] = _DECLARED["sharded"]
+    return sharded | dict(parts) | {"top": f"{sharded['top']}\n{parts.get('top', '')}"}
 
 
 MISTAKES, BY_DESIGN, CLEAN = map(_cases, ("mistake", "by_design", "clean"))

@@ -39,6 +39,7 @@ SHOWN = (
 )
 """The flags that ``--help`` shows; ``--help-all`` shows all."""
 _HELP = "see dpsim predict --help"
+_RECOMPUTE = "recompute"
 _ASSUMED = ("compute_slowdown", "fixed_share", "contention", "collective_overhead_s")
 
 
@@ -79,7 +80,8 @@ class PlanFlags(
         " takes on several devices as on one (assumed: 1.05); fixed_share of the layer times that no batch changes,"
         " where they are known at one batch (assumed: 0.09); contention, times as long as alone that a collective takes"
         " beside backward (assumed: 1.875); collective_overhead_s, what the host adds to each collective, like 20us"
-        " (assumed: 0).",
+        " (assumed: 0). And recompute=none or all: whether backward computes the activations of the script's blocks"
+        " again, as torch.utils.checkpoint does (as profiled).",
         negative="",
     )
 
@@ -90,13 +92,26 @@ class PlanFlags(
         fields = self.values()
         return fields | ({"optimizer": changed(Sgd(), fields["optimizer"], {})} if "optimizer" in fields else {})
 
+    def recomputing(self, workload: Workload) -> Workload:
+        """Return a workload with the recomputation that ``--assume`` states. Raises ``ConfigError``."""
+        from dpsim.model.recomputation import recomputing
+
+        text = self._assigned_assumptions().get(_RECOMPUTE)
+        return workload if text is None else recomputing(workload, text)
+
+    def _assigned_assumptions(self) -> dict[str, str]:
+        from dpsim.fields import assigned
+
+        return assigned(self.assume or (), "--assume", (*_ASSUMED, _RECOMPUTE))
+
     def assumed(self, workload: Workload, machine: Machine, devices: Sequence[int]) -> Machine:
         """Return a machine with what ``--assume`` states of it. Raises ``ConfigError``."""
-        from dpsim.fields import assigned
         from dpsim.model.defaults import with_stated
         from dpsim.units import parse_duration
 
-        for field, text in assigned(self.assume or (), "--assume", _ASSUMED).items():
+        for field, text in self._assigned_assumptions().items():
+            if field == _RECOMPUTE:
+                continue
             try:
                 value = parse_duration(text) if field.endswith("_s") else float(text)
                 if field == "compute_slowdown" and not 1 <= value < math.inf:
@@ -204,7 +219,7 @@ class _Question:
             answer.output, "output", inputs=[path for path in (files.workload, *paths, answer.convergence) if path]
         )
         outputs.drawable(answer.plot)
-        workload, counts = workloads.read(files.workload), readers.counts_or_layouts(files.devices)
+        workload, counts = plans.recomputing(workloads.read(files.workload)), readers.counts_or_layouts(files.devices)
         return cls(
             workload=workload,
             read={str(path): machines.read(path) for path in paths},

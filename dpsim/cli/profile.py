@@ -264,6 +264,15 @@ def _print_ddp(workload: Workload, ddp: DdpSettings, output: Path) -> None:
         print(f"communication hook {ddp.communication_hook}: gradients are sent as {ddp.wire_dtype}")
     if ddp.own_allreduce_bytes:
         print(f"Note: the script asks for {ddp.own_allreduces} of its own in each step, which predictions contain.")
+    if ddp.recomputes:
+        again_s, backward_s = (
+            sum(sum(times) for layer in workload.layers if (times := getattr(layer, name)))
+            for name in ("recompute_s", "backward_s")
+        )
+        print(
+            f"activation checkpointing: {again_s / backward_s:.0%} of backward computes forward again; dpsim predict"
+            " --assume recompute=none says what it takes without"
+        )
     for sentence in ddp.unpriced():
         print(f"Note: {sentence}.")
     if not ddp.deferred:

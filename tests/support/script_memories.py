@@ -100,7 +100,7 @@ of_images = functools.partial(samples, (3, 16, 16))
 KINDS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], Any, int, tuple[int, int]]] = {
     "mlp": (mlp, functools.partial(samples, (200,)), momentum, 1, (32, 512)),
     "cnn with batch norm": (cnn, of_images, momentum, 1, (16, 64)),
-    "transformer": (Transformer, tokens, adam, 1, (2, 16)),
+    "transformer": (Transformer, tokens, adam, 1, (4, 16)),
     "accumulation": (mlp, functools.partial(samples, (200,)), adam, 4, (32, 256)),
     "fsdp": (lambda: sharded(Transformer()), tokens, adam, 1, (4, 16)),
     "fsdp, deferred": (lambda: sharded(Transformer()), tokens, adam, 4, (1, 8)),

@@ -70,6 +70,7 @@ def a_rank(rank: int, *, late_s: float = 0.0, exposed_s: float = 0.040, **change
         bucket_caps_bytes=(),
         find_unused_parameters=False,
         static_graph=False,
+        joins=False,
         state_bytes=0,
         optimizer_slots=0,
         input_workers=0,

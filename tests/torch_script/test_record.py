@@ -25,6 +25,7 @@ def model() -> Any:
         parameters_to_ignore=(),
         require_backward_grad_sync=True,
         static_graph=False,
+        joins=False,
         device_type="cpu",
     )
 

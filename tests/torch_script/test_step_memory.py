@@ -15,6 +15,7 @@ import pytest
 from dpsim import codec
 from dpsim.machine import Link, Machine
 from dpsim.model.memory import Memory, memory
+from dpsim.model.recomputation import recomputing
 from dpsim.plan import Plan
 from dpsim.strategy import Zero3
 from dpsim.workload import Workload
@@ -70,6 +71,17 @@ def test_the_memory_of_a_profiled_script_is_its_peak_at_its_batch_and_at_the_oth
     for workload, _ in cases[kind]:
         for batch, (_, peak) in zip(batches, cases[kind], strict=True):
             assert needed(workload, batch).total == pytest.approx(peak, rel=0.1), (workload.local_batches, batch)
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "recompute"), [("checkpointing", "transformer", "none"), ("transformer", "checkpointing", "all")]
+)
+def test_the_memory_with_and_without_recomputation_is_the_peak_of_the_script_that_was_changed(
+    cases: Cases, kind: str, other: str, recompute: str
+) -> None:
+    for (workload, _), (_, peak) in zip(cases[kind], cases[other], strict=True):
+        changed = recomputing(workload, recompute)
+        assert needed(changed, workload.local_batches[0]).total == pytest.approx(peak, rel=0.1)
 
 
 def test_whether_a_profiled_script_fits_is_known(cases: Cases) -> None:

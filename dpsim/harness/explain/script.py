@@ -91,7 +91,7 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
     workload = _profile(of, observed, notes, progress)
     predicted_remedies: tuple[Remedy, ...] = ()
     if workload is not None:
-        notes += workload.ddp.unpriced() if workload.ddp is not None and workload.ddp.late_flag else ()
+        notes += () if workload.ddp is None else workload.ddp.unpriced()
         workload, said = _as_observed(workload, observed.ranks[0])
         notes += said
         try:

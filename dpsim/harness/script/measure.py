@@ -197,10 +197,13 @@ class ScriptStudy(Study):
             progress(f"profiling {declared.script} as rank 0 of {most_devices(declared)} in one process")
             seen = profile_script(self.request, batches, by=self.by)
         _check_same_batch(given, seen)
-        experiment = completed(declared, given or seen)
+        workload = given or seen
+        experiment = completed(declared, workload)
+        for sentence in () if workload.ddp is None else workload.ddp.unpriced():
+            progress(f"Note: {sentence}")
         current = environment()
         inputs = msgspec.structs.replace(
-            inputs_for(experiment, given or seen, current, times_given=given is not None),
+            inputs_for(experiment, workload, current, times_given=given is not None),
             widths=all_widths(past.load(current.processor, current.cores)),
         )
         for place, where in enumerate(settings_by_place(experiment)):

@@ -19,6 +19,7 @@ from dpsim.errors import ConfigError
 from dpsim.lowering.ddp import Buckets
 from dpsim.model.observed import most_delayed_s
 from dpsim.torch.script.probe.steps import MODES, RecordedStep, StepMemory
+from dpsim.torch.script.recomputed import divided_s, forward_of_blocks_s, other_activation_bytes
 from dpsim.workload import Layer, Tensor, Workload, overhead_line
 
 
@@ -111,7 +112,8 @@ def workload_of(recorded: Recorded) -> Workload:
     update_s, input_s = _median(whole, lambda step: step.update_s), _median(whole, lambda step: step.input_s)
     growing_s = update_s if recorded.shard_update_s is None else min(recorded.shard_update_s, update_s)
     groups = _groups(recorded, _ready(recorded, steps, backward_s))
-    layers = _layers(recorded, groups, _module_times(recorded, steps, forward_s), local_batch)
+    recomputed_s = _recomputed_s(steps, backward_s)
+    layers = _layers(recorded, groups, _module_times(recorded, steps, forward_s), recomputed_s, local_batch)
     loss_s = _median(whole, lambda step: step.loss_s) / accumulate
     computed_s = accumulate * (loss_s + sum(layer.forward_s[0] + layer.backward_s[0] for layer in layers))
     load_s, workers = input_s / (local_batch * accumulate), 1
@@ -133,7 +135,9 @@ def workload_of(recorded: Recorded) -> Workload:
         input_s_per_sample=load_s,
         input_workers=workers if load_s else 1,
         input_prefetch=bool(recorded.input_workers and load_s),
-        ddp=msgspec.structs.replace(recorded.ddp, gradients=memory.gradients) if memory else recorded.ddp,
+        ddp=msgspec.structs.replace(
+            recorded.ddp, gradients=memory.gradients if memory else "", recomputes=recomputed_s > 0
+        ),
         update_bytes=memory.update_bytes * recorded.shards if memory else 0,
     )
 
@@ -198,8 +202,18 @@ def _module_times(recorded: Recorded, steps: Sequence[RecordedStep], forward_s: 
     return {name: seconds * forward_s / total for name, seconds in times.items()}
 
 
+def _recomputed_s(steps: Sequence[RecordedStep], backward_s: float) -> float:
+    """Seconds of a backward in which it computes forward again: the median share of it, as steps with hooks have it."""
+    shares = [step.recomputed_s / step.last_backward_s for step in steps if step.mode == "gradients"]
+    return backward_s * statistics.median(shares) if shares else 0.0
+
+
 def _layers(
-    recorded: Recorded, groups: Sequence[_Group], module_s: Mapping[str, float], local_batch: int
+    recorded: Recorded,
+    groups: Sequence[_Group],
+    module_s: Mapping[str, float],
+    recomputed_s: float,
+    local_batch: int,
 ) -> tuple[Layer, ...]:
     """The layers in forward order: the reverse of the order in which DDP sends their gradients."""
     layer_of = {index: number for number, (members, _) in enumerate(groups) for index in members}
@@ -212,25 +226,31 @@ def _layers(
 
     forward, activation_bytes = of_layers(module_s), of_layers(_activation_bytes(recorded))
     copied_bytes = of_layers(recorded.memory.copied_bytes if recorded.memory else {})
+    backward = [ready_s - before_s for before_s, ready_s in itertools.pairwise((0.0, *(each for _, each in groups)))]
+    again = of_layers(forward_of_blocks_s(recorded.memory, module_s))
+    if recomputed_s:
+        again_bytes = recorded.memory.again_bytes if recorded.memory else {}
+        again = divided_s(recomputed_s, backward, [each > 0 for each in of_layers(again_bytes)])
+    others = of_layers(other_activation_bytes(recorded.memory))
     names = _names([recorded.parameters[members[0]].module for members, _ in groups])
     layers = []
-    before_s = 0.0
-    columns = zip(groups, names, forward, activation_bytes, copied_bytes, strict=True)
-    for (members, ready_s), name, seconds, kept_bytes, copies in columns:
+    columns = zip(groups, names, forward, backward, activation_bytes, copied_bytes, again, others, strict=True)
+    for (members, _), name, forward_s, backward_s, kept_bytes, copies, again_s, other_bytes in columns:
         parameters = [recorded.parameters[index] for index in members]
         layers.append(
             Layer(
                 name=name,
                 kind="module",
-                forward_s=(seconds,),
-                backward_s=(ready_s - before_s,),
+                forward_s=(forward_s,),
+                backward_s=(backward_s,),
                 tensors=tuple(each.tensor for each in reversed(parameters)),
                 batch_norm_channels=parameters[0].batch_norm_channels if name == parameters[0].module else 0,
                 activation_bytes_per_sample=kept_bytes / local_batch,
                 work_bytes=copies,
+                recompute_s=(again_s,) if any(again) else (),
+                other_activation_bytes_per_sample=other_bytes / local_batch,
             )
         )
-        before_s = ready_s
     return tuple(reversed(layers))
 
 
@@ -270,9 +290,13 @@ def joined(workloads: Sequence[Workload]) -> Workload:
             layer,
             forward_s=tuple(workload.layers[number].forward_s[0] for workload in ordered),
             backward_s=tuple(workload.layers[number].backward_s[0] for workload in ordered),
-            activation_bytes_per_sample=max(
-                workload.layers[number].activation_bytes_per_sample for workload in ordered
-            ),
+            recompute_s=tuple(seconds for workload in ordered for seconds in workload.layers[number].recompute_s)
+            if all(workload.layers[number].recompute_s for workload in ordered)
+            else (),
+            **{
+                name: max(getattr(workload.layers[number], name) for workload in ordered)
+                for name in ("activation_bytes_per_sample", "other_activation_bytes_per_sample")
+            },
         )
         for number, layer in enumerate(first.layers)
     )

@@ -48,6 +48,7 @@ class DdpRecord(Noun, frozen=True):
     find_unused_parameters: bool
     static_graph: bool
     state_bytes: int
+    joins: bool
 
     @property
     def options(self) -> DdpOptions:
@@ -127,6 +128,7 @@ class ShardsRecord(Noun, frozen=True):
     state_bytes: int
     update_s: float | None
     replicas: int = 1
+    frozen_bytes: int = 0
 
 
 class ScriptRecord(Noun, frozen=True):
@@ -208,6 +210,7 @@ def _recorded_of_shards(record: ScriptRecord, model: ShardsRecord, request: Scri
         bucket_bytes=tuple(unit.size_bytes for unit in reversed(model.units)),
         units=model.units,
         replicas=model.replicas,
+        frozen_bytes=model.frozen_bytes,
         sync_batch_norm=record.sync_batch_norm,
         own_collectives=len(_own_collectives(record)),
     )

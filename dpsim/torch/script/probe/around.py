@@ -227,6 +227,13 @@ class Script:
             self.after_backward()
         return result
 
+    def compile(self, original: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
+        """Call ``torch.compile``, whose graphs then have nothing of dpsim's."""
+        from torch._dynamo import trace_rules
+
+        trace_rules.add(__name__.rpartition(".")[0])
+        return original(*arguments, **keywords)
+
     def prepare(self, original: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
         """Call what unscales or clips gradients."""
         begins = self.before_preparation()
@@ -261,6 +268,7 @@ class Script:
 
         self.wrap(DistributedDataParallel, "forward", self.forward)
         self.wrap(torch.autograd, "backward", self.backward)
+        self.wrap(torch, "compile", self.compile)
         if self.until_update:
             self._listen_to_updates()
 

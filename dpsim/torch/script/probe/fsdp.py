@@ -202,6 +202,13 @@ class ShardedModel:
         return kept + largest
 
     @property
+    def frozen_bytes(self) -> int:
+        """The bytes of parameters that are gathered, and not trained."""
+        groups = (group for groups in self.groups.values() for group in groups)
+        frozen = [each.sharded_param for group in groups for each in group.fsdp_params]
+        return sum(each.numel() * each.element_size() for each in frozen if not each.requires_grad)
+
+    @property
     def units(self) -> tuple[Unit, ...]:
         """The units with parameters that are trained, in the order of their forwards. Raises ``ConfigError``."""
         sizes: dict[str, int] = {}
@@ -371,13 +378,20 @@ class ShardedInstead(nn.Module):
         for tensor in (*module.parameters(), *module.buffers()):
             distributed.broadcast(tensor.detach(), src=0)
         whole = dict(module.named_parameters())
-        for block in _blocks(module):
+        for block in blocks_of(module):
             fsdp.fully_shard(block)
         self.module = fsdp.fully_shard(module)
         _give_shards({whole[name]: shard for name, shard in self.module.named_parameters() if name in whole})
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         return self.module(*arguments, **keywords)
+
+    @classmethod
+    def _get_active_ddp_module(cls) -> None:
+        """Say to ``torch.compile`` that no graph is to be cut at DDP's buckets."""
+
+    def join_hook(self, **_: Any) -> Any:
+        raise Refused(_not_done("Join, and FSDP in place of DDP", "as many batches on each rank"))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -405,8 +419,8 @@ def _give_shards(shards: dict[Any, Any]) -> None:
             group["params"] = [shards.get(each, each) for each in group["params"]]
 
 
-def _blocks(module: Any) -> list[Any]:
-    """The modules that are sharded as units of their own, each with parameters that are trained."""
+def blocks_of(module: Any) -> list[Any]:
+    """The blocks of a model, each with parameters that are trained, which are sharded as units of their own."""
     children = list(module.children())
     if not isinstance(module, (nn.Sequential, nn.ModuleList)):
         lists = [each for each in children if isinstance(each, (nn.Sequential, nn.ModuleList))]

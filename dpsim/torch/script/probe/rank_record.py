@@ -52,6 +52,7 @@ def ddp_record(ddp: Any) -> dict[str, Any]:
         "bucket_caps_bytes": list(getattr(ddp, "bucket_bytes_cap_list", ())),
         "find_unused_parameters": bool(ddp.find_unused_parameters),
         "static_graph": bool(ddp.static_graph),
+        "joins": bool(ddp._join_config.enable),
         "state_bytes": state_bytes(ddp),
     }
 
@@ -76,8 +77,10 @@ def _units_record(root: Any) -> dict[str, Any]:
 
 
 def state_bytes(model: Any) -> int:
-    """The bytes of a model's buffers, such as the running statistics of batch norm."""
-    return sum(buffer.numel() * buffer.element_size() for buffer in model.module.buffers())
+    """The bytes of what a model does not train: buffers, such as running statistics, and (shards of) parameters."""
+    frozen = [each for each in model.module.parameters() if not each.requires_grad]
+    own = [each.to_local() if hasattr(each, "to_local") else each for each in (*model.module.buffers(), *frozen)]
+    return sum(each.numel() * each.element_size() for each in own)
 
 
 def _run() -> str:

@@ -26,6 +26,7 @@ from dpsim.torch.script.probe.endings import (
 from dpsim.torch.script.probe.fsdp import ShardedModel, check_optimizer
 from dpsim.torch.script.probe.parameters import first_parameters, reduced_parameters
 from dpsim.torch.script.probe.process_group import CLOCK, ReplicatedGroup
+from dpsim.torch.script.probe.recomputed import Recomputation
 from dpsim.torch.script.probe.steps import MODES, RecordedStep, StepMemory
 
 _UNWRAPPED_STEPS = 3
@@ -71,6 +72,11 @@ class Recorder(Script):
         self._iterator: Any = None
         self._hooks: list[Any] = []
         self._core = CoreTime()
+        self.recomputation = Recomputation(self.now, lambda: self._depth > 0)
+
+    def listen(self) -> None:
+        super().listen()
+        self.recomputation.listen(self.wrap)
 
     def another(self, wanted: int, pause_s: float) -> None:
         """Record so many steps anew, after another warm-up."""
@@ -158,10 +164,13 @@ class Recorder(Script):
     def forward_begins(self, samples: int) -> None:
         if self._step is not None and self._step.mode == "forward":
             self._hook_modules()
+        self._collectives_before = len(CLOCK.collectives)
         self._forward_began_s = self.now()
 
     def forward_ends(self) -> None:
         self._forward_ended_s = self.now()
+        if isinstance(self.ddp, ShardedModel):  # gathers of units
+            del CLOCK.collectives[self._collectives_before :]
         if self._step is not None:
             self._step.forward_s += self._forward_ended_s - self._forward_began_s
             self._count_modules(self._step)
@@ -172,6 +181,8 @@ class Recorder(Script):
             for index, parameter in enumerate(self._parameters):
                 done = functools.partial(self._gradient_is_ready, index)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(done))
+        self.recomputation.timed = self._step is not None and self._step.mode == "gradients"
+        self.recomputation.seconds = 0.0
         self._backward_began_s = self.now()
         if self._step is not None:
             self._step.loss_s += self._backward_began_s - self._forward_ended_s
@@ -184,6 +195,7 @@ class Recorder(Script):
         if self._step is not None:
             self._step.backward_s += seconds
             self._step.last_backward_s = seconds
+            self._step.recomputed_s = self.recomputation.seconds
             self._step.micro_batches = self.micro_batches
             self._step.late_flags = self.late_flags
         if isinstance(self.ddp, ShardedModel):

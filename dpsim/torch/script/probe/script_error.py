@@ -33,7 +33,7 @@ _LACKING = (
     " bfloat16",
     "install PyTorch 2.13 or newer, or train in float32",
 )
-_TYPE_WORDS = {
+_WORDS = {
     "Invalid scalar type": _LACKING,
     "not implemented for 'Half'": _LACKING,
     "not implemented for 'BFloat16'": _LACKING,
@@ -41,8 +41,16 @@ _TYPE_WORDS = {
         "parameters of one type in each module that fully_shard is given",
         "call fully_shard on the modules of another type by themselves, or give all parameters one type",
     ),
+    "fsdp::chunk_cat": (
+        "dense gradients where FSDP trains, which has no sparse ones",
+        "set sparse=False in the embedding, or train with DistributedDataParallel",
+    ),
+    "expect_autograd_hooks_": (
+        "static_graph without no_sync() in the first step: PyTorch's DistributedDataParallel fails with both",
+        "leave static_graph out, or let every backward of the first step synchronise",
+    ),
 }
-"""What gloo, PyTorch and FSDP say of types that they do not add up, compute with or gather together: allowed, to do."""
+"""What gloo, PyTorch and FSDP say of what they cannot do, as of types that they do not add up: allowed, to do."""
 _RANK_WORDS = "does not match the world size"
 """What Lightning says (TorchElasticEnvironment.validate_settings) where ``devices`` is not the number of ranks."""
 _WRITABLE = {
@@ -65,7 +73,7 @@ def what_happened(module: str, name: str, error: BaseException, *, raiser: str =
         return f"{place}: the script ended{on} with {code}"
     given = f"{place}: {raiser} raised {type(error).__name__}{on}" + (f": {text}" if text else "")
     check_writes(given, error)
-    for words, (allowed, remedy) in _TYPE_WORDS.items():
+    for words, (allowed, remedy) in _WORDS.items():
         if words in text:
             raise ConfigError(given, allowed=allowed, remedy=remedy)
     return given

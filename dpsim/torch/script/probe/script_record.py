@@ -53,6 +53,7 @@ def _shards_record(model: ShardedModel, optimizer: Any) -> dict[str, Any]:
                 for each in model.parameters
             ],
             "state_bytes": state_bytes(model),
+            "frozen_bytes": model.frozen_bytes,
             "update_s": plain_update_s(optimizer),
             "replicas": model.replicas,
         }

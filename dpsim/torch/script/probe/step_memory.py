@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import profiler
 
-from dpsim.torch.script.probe.fsdp import ShardedModel
+from dpsim.torch.script.probe.fsdp import ShardedModel, blocks_of
 from dpsim.torch.script.probe.record import Recorder
 from dpsim.torch.script.probe.steps import StepMemory
 
@@ -24,6 +24,14 @@ _STEPS = 2
 _VIEWS = ("TBackward0", "TransposeBackward0", "ViewBackward0")
 
 
+class _Saved(NamedTuple):
+    """A storage that autograd saves: for which module, and in which region that backward computes again (0: none)."""
+
+    module: str
+    storage: Any
+    region: int
+
+
 class WeighingRecorder(Recorder):
     """A recorder that weighs the second of two more steps, which a script may have or not, after those it records."""
 
@@ -32,9 +40,12 @@ class WeighingRecorder(Recorder):
         self._weighed = 0  # steps that were begun
         self._profile: Any = None
         self._module = ""
-        self._storages: dict[int, tuple[str, Any]] = {}
+        self._storages: dict[int, _Saved] = {}
         self._saved_bytes: dict[str, int] = {}
         self._copied_bytes: dict[str, int] = {}
+        self._again_bytes: dict[str, int] = {}
+        self._entered_bytes: dict[str, int] = {}
+        self._largest_region_bytes = 0
         self._copies: set[int] = set()  # the storages that are copies of parameters
         self._saving: Any = None
         self._released = self._added = False  # gradients, after an update, and to those of earlier micro-batches
@@ -59,6 +70,8 @@ class WeighingRecorder(Recorder):
             self._storages.clear()
             self._copies.clear()
             self._hook_modules()
+            self._hook_blocks()
+            self.recomputation.keep_all = self._save
             self._saving = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
             self._saving.__enter__()
         self._mark(_BEGINS)
@@ -67,10 +80,25 @@ class WeighingRecorder(Recorder):
         self._module = name
         super()._module_begins(name, *arguments)
 
+    def _hook_blocks(self) -> None:
+        """Note what each block reads, which is all that is kept of it where backward computes it again."""
+        self._entered_bytes.clear()
+        blocks = {*map(id, blocks_of(self.ddp.module))}
+
+        def enters(name: str, _: Any, arguments: Any, keywords: Any) -> None:
+            tensors = [each for each in torch.utils._pytree.tree_leaves((arguments, keywords)) if torch.is_tensor(each)]
+            self._entered_bytes[name] = self._entered_bytes.get(name, 0) + sum(map(_bytes, tensors))
+
+        for name, module in self.ddp.module.named_modules():
+            if id(module) in blocks and not isinstance(module, torch.jit.RecursiveScriptModule):
+                enter = functools.partial(enters, name)
+                self._hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+
     def _save(self, tensor: Any) -> Any:
         if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
-            self._storages.setdefault(storage._cdata, (self._module or next(iter(self.first_parameter)), storage))
+            module = self._module or next(iter(self.first_parameter))
+            self._storages.setdefault(storage._cdata, _Saved(module, storage, self.recomputation.region))
             if _copies_parameter(tensor):
                 self._copies.add(storage._cdata)
             return tensor.detach()  # to keep the tensor itself would let its graph refer to itself
@@ -85,15 +113,20 @@ class WeighingRecorder(Recorder):
         if self._saving is None:
             return
         self._saving.__exit__(None, None, None)
-        self._saving = None
+        self._saving = self.recomputation.keep_all = None
         others = {each.untyped_storage()._cdata for each in _state_of(self.ddp)}
-        self._saved_bytes.clear()
-        self._copied_bytes.clear()
-        kept = [(key in self._copies, *each) for key, each in self._storages.items() if key not in others]
-        kept += sorted((each for each in kept if each[0]), key=lambda each: each[-1].nbytes())[-1:]
-        for copied, module, storage in kept:
-            sizes = self._copied_bytes if copied else self._saved_bytes
-            sizes[module] = sizes.get(module, 0) + storage.nbytes()
+        of_modules = (self._saved_bytes, self._copied_bytes, self._again_bytes)
+        for sizes in of_modules:
+            sizes.clear()
+        saved = {key: each for key, each in self._storages.items() if key not in others}
+        kept = [(key in self._copies, each) for key, each in saved.items() if not each.region]
+        kept += sorted((each for each in kept if each[0]), key=lambda each: each[1].storage.nbytes())[-1:]
+        regions: dict[int, int] = {}
+        for which, each in [*kept, *((2, each) for each in saved.values() if each.region)]:
+            size_bytes = each.storage.nbytes()
+            of_modules[which][each.module] = of_modules[which].get(each.module, 0) + size_bytes
+            regions[each.region] = regions.get(each.region, 0) + size_bytes * bool(each.region)
+        self._largest_region_bytes = max(regions.values(), default=0)
         self._storages.clear()
 
     def backward_begins(self) -> None:
@@ -152,13 +185,18 @@ class WeighingRecorder(Recorder):
         elif self._added:
             priced_bytes = max(map(_bytes, self._parameters))
         priced_bytes += sum(self._copied_bytes.values())
-        peak_bytes = max(peaks[_BEGINS], peaks[_GRADIENT], peaks[_COMPUTED])
+        backward_bytes, again_bytes = max(peaks[_GRADIENT], peaks[_COMPUTED]), sum(self._again_bytes.values())
+        saved_bytes = sum(self._saved_bytes.values())
+        without_bytes = max(peaks[_BEGINS], backward_bytes - self._largest_region_bytes) + again_bytes
         return StepMemory(
-            activation_bytes=max(peak_bytes - priced_bytes, sum(self._saved_bytes.values())),
+            activation_bytes=max(max(peaks[_BEGINS], backward_bytes) - priced_bytes, saved_bytes),
             update_bytes=peaks[_UPDATED],
             saved_bytes=self._saved_bytes,
             copied_bytes=self._copied_bytes,
             gradients=("released" if self._released else "kept") if self._own_gradients else "buckets",
+            again_bytes=self._again_bytes,
+            without_bytes=max(without_bytes - priced_bytes, saved_bytes + again_bytes),
+            entered_bytes={} if again_bytes else self._entered_bytes,
         )
 
 

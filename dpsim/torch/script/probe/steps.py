@@ -20,7 +20,8 @@ class RecordedStep:
 
     ``step_s`` lasts from its first forward to the next step's. ``last_backward_s`` is the backward that synchronised.
     ``delayed_s``: the training thread could run and had no core (0 where that is not known).
-    ``loss_s`` lies between forward and backward. ``module_s`` has the forward seconds from the start of one module to
+    ``loss_s`` lies between forward and backward. ``recomputed_s`` are those of the last backward in which it computes
+    forward again, for ``torch.utils.checkpoint``. ``module_s`` has the forward seconds from the start of one module to
     the start of the next, and ``ready_s`` the seconds from the start of that backward until the gradient of each
     parameter (by position) was final. ``own_collectives`` are those that the script asks for outside of backward:
     the bytes of each allreduce, and None for each other one.
@@ -33,6 +34,7 @@ class RecordedStep:
     backward_s: float = 0.0
     last_backward_s: float = 0.0
     loss_s: float = 0.0
+    recomputed_s: float = 0.0
     update_s: float = 0.0
     input_s: float = 0.0
     delayed_s: float = 0.0
@@ -53,6 +55,8 @@ class StepMemory:
     ``activation_bytes``: while a micro-batch goes forward and back, with its input; ``update_bytes``: in an update.
     ``saved_bytes`` is what autograd keeps until backward, by module. ``copied_bytes`` are copies of parameters in other
     types among them, as autocast makes them, which are no part of ``activation_bytes``: no batch makes them larger.
+    ``again_bytes`` is what modules save only while backward computes their forward again, and ``without_bytes`` what
+    ``activation_bytes`` would be if it did not. ``entered_bytes`` are those of the inputs of each block.
     """
 
     activation_bytes: int
@@ -60,3 +64,6 @@ class StepMemory:
     saved_bytes: Mapping[str, int]
     copied_bytes: Mapping[str, int]
     gradients: Literal["kept", "released", "buckets", ""]
+    again_bytes: Mapping[str, int] = field(default_factory=dict)
+    without_bytes: int = 0
+    entered_bytes: Mapping[str, int] = field(default_factory=dict)

@@ -234,13 +234,18 @@ def _sums(step: Step) -> Finding | None:
         elif np.all(np.abs(got - mean) <= _bound(present, max(NARROW_EPSILON.values()))):
             because = (
                 "what ranks got is the mean of what they sent but for rounding to 16 bits, where the gradient has 32"
-                " and no hook or reduce_dtype of a policy says so"
+                f" and {_hook_or_policy(step)} says so"
             )
             kind = REDUCED_NARROW
         if by_script and kind != REDUCED_NARROW:
             continue
         return step.found(name, kind, because, difference=moved / own, rounding=allowed / own)
     return None
+
+
+def _hook_or_policy(step: Step) -> str:
+    hook = step.other.reports[0].hook
+    return f"nothing but the communication hook {hook}" if hook else "no hook or reduce_dtype of a policy"
 
 
 def _bound(sent: NDArray[np.floating], epsilon: float) -> NDArray[np.floating]:

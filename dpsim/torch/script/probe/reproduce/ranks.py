@@ -133,6 +133,7 @@ def install(observer: Observer, bucket_cap_bytes: float | None) -> None:
     observer.wrap(torch.autograd, "backward", observer.backward)
     for gather in ("all_gather", "all_gather_into_tensor"):
         observer.wrap(torch.distributed, gather, observer.gathers)
+    observer.wrap(torch, "compile", observer.compile)
     observer.wrap(Optimizer, "__init__", observer.constructed)
     watch(observer.sharded, instead_of_ddp=False, done="compared")
     observer.given.install()
