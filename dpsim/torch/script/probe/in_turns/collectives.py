@@ -205,7 +205,7 @@ class Collectives:
             model(samples).sum().backward()
             for parameter in model.parameters():
                 parameter.grad = None
-        spans = {kind: list(each) for kind, each in self.waited.spans.items()}
+        spans = {kind: list(each) for kind, each in self.waited.spans.items() if each}
         self.waited.forget()
         return spans
 
