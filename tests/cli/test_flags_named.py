@@ -16,9 +16,11 @@ OTHERS = frozenset(
     [
         "--allow-run-as-root",
         "--batch-size",
+        "--bfloat16",
         "--bind-to",
         "--by",
         "--compute-dtype",
+        "--defer",
         "--extra-index-url",
         "--force-reinstall",
         "--help",
