@@ -116,13 +116,10 @@ def test_every_row_of_the_table_has_a_script_and_every_cell_one_of_four_words() 
 
 
 def cells() -> Iterator[Any]:
-    """Yield each script with each column: a plain answer takes long to get, and a profile or a refusal does not."""
-    rows = table()
+    """Yield each script with each column."""
     for number, script in enumerate(SCRIPTS):
         for column in COLUMNS:
-            quick = column == "predict" or rows.get(script["row"], {}).get(column) != "answered"
-            mark = pytest.mark.torch if quick else pytest.mark.slow
-            yield pytest.param(number, column, marks=mark, id=f"{number} {script['row']} {column}")
+            yield pytest.param(number, column, id=f"{number} {script['row']} {column}")
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +129,7 @@ def profiles() -> dict[int, Asked]:
     return {}
 
 
+@pytest.mark.torch
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("number", "column"), [*cells()])
 def test_a_cell_is_true(
