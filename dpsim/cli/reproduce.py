@@ -151,19 +151,9 @@ def _reproduction(given: ReproduceFlags) -> Reproduction:
     return Reproduction(**fields, optimizer=optimizer)
 
 
-_OF_SCRIPTS = [
-    "torch_script",
-    "python",
-    "fusion_threshold_bytes",
-    "accumulate",
-    "script_may_write",
-    "devices",
-    "steps",
-    "json",
-]
-
-
-_OF_RESUMED = ["torch_script", "python", "script_may_write", "resume_on", "devices", "steps", "json"]
+_OF_ALL_SCRIPTS = ["torch_script", "python", "script_may_write", "devices", "steps", "json"]
+_OF_SCRIPTS = [*_OF_ALL_SCRIPTS, "fusion_threshold_bytes", "accumulate"]
+_OF_RESUMED = [*_OF_ALL_SCRIPTS, "resume_on"]
 
 
 def _check_used(given: ReproduceFlags, used: list[str], what: str) -> None:
