@@ -288,8 +288,14 @@ def _at(local_batch: int, bare: Workload, rows: Rows, profile: int) -> Workload:
     def median(quantity: str, part: int = 0) -> float:
         return float(np.median(rows.values(case, quantity, part)))
 
+    known = [number for number, batch in enumerate(bare.local_batches) if batch == local_batch]
     layers = tuple(
-        msgspec.structs.replace(layer, forward_s=(median(FORWARD_S, number),), backward_s=(median(BACKWARD_S, number),))
+        msgspec.structs.replace(
+            layer,
+            forward_s=(median(FORWARD_S, number),),
+            backward_s=(median(BACKWARD_S, number),),
+            recompute_s=tuple(layer.recompute_s[each] for each in known if layer.recompute_s),
+        )
         for number, layer in enumerate(bare.layers)
     )
     visits, load_s = len(rows.values(case, STEP_S)), median(INPUT_S)

@@ -28,6 +28,11 @@ _SCHEDSTAT = "/proc/thread-self/schedstat"
 _NANOSECOND_S = 1e-9
 
 
+def records_gradients() -> bool:
+    """Whether what is computed now can be trained: not within ``torch.no_grad``."""
+    return bool(torch.is_grad_enabled())
+
+
 class Training:
     """What forward and backward passes have shown of a script.
 
@@ -42,7 +47,7 @@ class Training:
 
     def forward(self, ddp: Any) -> bool:
         """Return whether this forward pass of ``ddp`` trains."""
-        if not torch.is_grad_enabled():
+        if not records_gradients():
             return False
         trains = self._in_evaluation_mode or any(module.training for module in ddp.modules())
         self._evaluated = not trains

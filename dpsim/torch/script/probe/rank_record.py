@@ -71,6 +71,7 @@ def _units_record(root: Any) -> dict[str, Any]:
         "bucket_caps_bytes": [],
         "find_unused_parameters": False,
         "static_graph": False,
+        "joins": False,
         "state_bytes": state_bytes(root),
         "units": len(sizes),
     }

@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from dpsim.errors import ConfigError
-from dpsim.torch.script.probe.around import Script, leading_extent
+from dpsim.torch.script.probe.around import Script, leading_extent, records_gradients
 from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
 from dpsim.torch.script.probe.fsdp import ShardedModel
 from dpsim.torch.script.probe.reproduce.loaders import Loaders
@@ -202,7 +202,7 @@ class Observer(Script):
     def gathers(self, gather: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
         """Call a gather, and note one of what has a gradient, which it loses."""
         given = (*arguments, *keywords.values())
-        if self._step is not None and torch.is_grad_enabled():
+        if self._step is not None and records_gradients():
             self._step.gathers |= any(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in given)
         return gather(*arguments, **keywords)
 
