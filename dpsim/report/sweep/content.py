@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from dpsim.constraints import FSDP
 from dpsim.model.critical_batch import StepsFit, paying_devices
 from dpsim.records.compared_point import ComparedPoint
 from dpsim.records.comparison import Comparison, Group
@@ -57,9 +58,12 @@ def content(comparison: Comparison, facts: Facts, environment: Facts) -> Content
 
 
 def _title(comparison: Comparison) -> str:
-    """Return the experiment's name, or what PyTorch's DDP trained."""
+    """Return the experiment's name, or what PyTorch's DDP or FSDP trained."""
     experiment = comparison.experiment
-    return f"{Path(experiment.script).name} under PyTorch's DDP" if experiment.script else experiment.name
+    if not experiment.script:
+        return experiment.name
+    trainer = "FSDP" if {*experiment.values("runtime")} == {FSDP} else "DDP"
+    return f"{Path(experiment.script).name} under PyTorch's {trainer}"
 
 
 def _order(comparison: Comparison) -> str:
