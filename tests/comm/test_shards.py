@@ -10,9 +10,9 @@ import pytest
 from memory_transport import Mailbox, run_together
 
 from dpsim.comm.allreduce import prepare
-from dpsim.comm.transport import SummationOrder
+from dpsim.comm.transport import Array, SummationOrder
 from dpsim.kernels.allreduce.shards import LINE, largest_shard, shard_bounds
-from dpsim.kernels.allreduce.tree import fold, slots
+from dpsim.kernels.allreduce.tree import PartialSums, fold, slots
 
 ROUNDS = {"ring": lambda ranks: ranks - 1, "direct": lambda ranks: 1, "auto": lambda ranks: 1}
 
@@ -27,16 +27,20 @@ def test_shards_cover_an_array_without_overlap_and_may_be_empty(ranks: int, elem
     assert max(sizes) <= largest_shard(elements, ranks) < elements / ranks + 2 * LINE
 
 
+def summed(ranks: int, elements: int, leaves: int) -> tuple[PartialSums, list[Array], Array, int]:
+    """Return sums over leaves, or over ranks (0), with a value of each, their sum, and the most that a rank has."""
+    sums = slots([rank * leaves // ranks for rank in range(ranks + 1)]) if leaves else slots(range(ranks + 1))
+    draw = np.random.default_rng(elements)
+    values = [draw.standard_normal(elements).astype(np.float32) for _ in sums.owners]
+    return sums, values, fold(sums.tree, values.__getitem__, operator.add), max(map(sums.owners.count, range(ranks)))
+
+
 @pytest.mark.parametrize("algorithm", ROUNDS)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_a_reduce_scatter_and_an_all_gather_are_an_allreduce(ranks: int, algorithm: str) -> None:
     for elements, leaves, eager in ((0, 0, True), (1, 8, False), (17, 0, False), (100, 8, True), (1001, 8, False)):
         box = Mailbox(ranks, eager=eager)
-        sums = slots([rank * leaves // ranks for rank in range(ranks + 1)]) if leaves else slots(range(ranks + 1))
-        draw = np.random.default_rng(elements)
-        values = [draw.standard_normal(elements).astype(np.float32) for _ in sums.owners]
-        expected = fold(sums.tree, values.__getitem__, operator.add)
-        most = max(map(sums.owners.count, range(ranks)))
+        sums, values, expected, most = summed(ranks, elements, leaves)
         empty = np.zeros(elements, np.float32)
         held = [[values[slot].copy() for slot in sums.of(rank)] for rank in range(ranks)]
         held = [[*own, *(empty.copy() for _ in range(most - len(own)))] for own in held]
@@ -72,11 +76,7 @@ def test_replicas_share_a_sum_that_each_shards_among_its_ranks(ranks: int, repli
         (1001, 4 * replicas, False),
     ):
         box = Mailbox(ranks, eager=eager)
-        sums = slots([rank * leaves // ranks for rank in range(ranks + 1)]) if leaves else slots(range(ranks + 1))
-        draw = np.random.default_rng(elements)
-        values = [draw.standard_normal(elements).astype(np.float32) for _ in sums.owners]
-        expected = fold(sums.tree, values.__getitem__, operator.add)
-        most = max(map(sums.owners.count, range(ranks)))
+        sums, values, expected, most = summed(ranks, elements, leaves)
         held = [[values[slot].copy() for slot in sums.of(rank)] for rank in range(ranks)]
         held = [[*own, *(np.zeros(elements, np.float32) for _ in range(most - len(own)))] for own in held]
         orders = [SummationOrder(sums, tuple(own[1:])) if leaves else None for own in held]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,22 +121,23 @@ def resume(resumption: Resumption, progress: Progress) -> Resumed:
     by = job_python(resumption.python)
     by.tell(Path(resumption.script).name)
     progress(f"training on {_devices(resumption.devices)} up to a checkpoint, then on {resumption.resume_on}")
-    refused: ConfigError | None = None
+    refused: list[ConfigError] = []
     for number in range(1, _MOST_CHECKPOINTS + 1):
-        first, second = _both_starts(resumption, number, by)
-        if isinstance(first, ConfigError):
-            raise refused or first
+        try:
+            first, second = _both_starts(resumption, number, by)
+        except ConfigError as error:  # of the first start: it has no such checkpoint
+            raise (*refused, error)[0] from None
         if not isinstance(second, ConfigError):
             return Resumed(resumption, first[0]["checkpoint"], judge(first, second))
-        refused = refused or second
-    assert refused
-    raise refused
+        refused.append(second)
+    raise refused[0]
 
 
-def _both_starts(
-    resumption: Resumption, number: int, by: JobPython
-) -> tuple[_Ranks | ConfigError, _Ranks | ConfigError]:
-    """Return what the ranks of each start wrote, around the ``number``-th checkpoint; or why there is nothing."""
+def _both_starts(resumption: Resumption, number: int, by: JobPython) -> tuple[_Ranks, _Ranks | ConfigError]:
+    """Return what the ranks of each start wrote, around the ``number``-th checkpoint; of the second, or why it did not.
+
+    Raises ``ConfigError`` where the first start has no such checkpoint.
+    """
     starts = resumption.starts
     with scratch.scratch("torch") as folder:
         request = ResumeRequest(script=resumption.script, steps=resumption.steps, checkpoint=number, starts=starts)
@@ -152,17 +152,11 @@ def _both_starts(
         with shown_once() as output:
             with written(own, output) as file, child(command, env=environment, stdout=file, stderr=file) as process:
                 process.wait()
-            first = _tried(lambda: _first(resumption, folder))
-            return first, first if isinstance(first, ConfigError) else _tried(
-                lambda: _second(resumption, folder, first)
-            )
-
-
-def _tried(read: Callable[[], _Ranks]) -> _Ranks | ConfigError:
-    try:
-        return read()
-    except ConfigError as error:
-        return error
+            first = _first(resumption, folder)
+            try:
+                return first, _second(resumption, folder, first)
+            except ConfigError as error:
+                return first, error
 
 
 def _first(resumption: Resumption, folder: Path) -> _Ranks:
