@@ -41,7 +41,8 @@ class Doubt(Noun, frozen=True):
 class Provenance(Noun, frozen=True):
     """What a set is, where its numbers come from, and under which licence they stand.
 
-    ``columns`` are those of the CSV file in their order; ``outcome`` names the measured one: seconds, or samples a
+    ``cluster`` names the machines that it was measured on, or whoever measured several: sets with the same name say
+    nothing new of the world beside each other, and are left out together. ``columns`` are those of the CSV file in their order; ``outcome`` names the measured one: seconds, or samples a
     second.
     """
 
@@ -53,6 +54,7 @@ class Provenance(Noun, frozen=True):
     licence_text: str
     columns: dict[str, PublishedColumn]
     outcome: str
+    cluster: str = ""
     doubts: tuple[Doubt, ...] = ()
     notes: tuple[str, ...] = ()
     schema: str = SCHEMA
@@ -93,12 +95,18 @@ def read_sets(folder: Path = FOLDER) -> dict[str, PublishedSet]:
 def read_set(path: Path) -> PublishedSet:
     """Read a set: the provenance in ``path`` and the rows of the CSV file beside it.
 
-    Raises ``FileFormatError`` with the line for columns in another order, for a number that is none, for an outcome
+    Raises ``FileFormatError`` for no cluster, and with the line for columns in another order, for a number that is none, for an outcome
     that is not above 0, and for devices, a layout, a size or a local batch that cannot be.
     """
     provenance = codec.read(path, Provenance, _SET, SCHEMA)
     if provenance.name != path.stem:
         raise FileFormatError(f"{path}: the name is {provenance.name!r}", allowed=f"{path.stem!r}, that of the file")
+    if not provenance.cluster:
+        raise FileFormatError(
+            f"{path} names no cluster",
+            allowed='cluster = "NAME": the machines that were measured, or whoever measured several',
+            remedy="give sets of the same machines the same name, and others one of their own",
+        )
     table = path.with_suffix(".csv")
     try:
         text = table.read_text(encoding="utf-8")
