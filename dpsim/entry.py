@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from dpsim.arguments import PredictionSettings, shows
-from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError
 from dpsim.machine import read as read_machine_file
 from dpsim.progress import Progress, no_progress
@@ -54,8 +53,7 @@ def predict(
     known_workload = read_workload(workload) if isinstance(workload, (Path, str)) else workload
     known_machine = read_machine(machine) if isinstance(machine, (Path, str)) else machine
     if isinstance(machine, (Path, str)):
-        layout = plan.devices if plan else parse_devices(devices or 1)[0]
-        known_machine = for_prediction(known_workload, known_machine, [layout])
+        known_machine = for_prediction(known_workload, known_machine)
     if plan is None and devices is not None:
         grid = Grid.of(devices=devices, fusion_threshold_bytes=threshold, **settings)
         return predict_one(known_workload, known_machine, grid)

@@ -30,6 +30,8 @@ from dpsim.units import parse_bandwidth, parse_duration
 
 SCHEMA = "dpsim.machine/1"
 NODE = "node"
+_MOST_GROWTH = 1
+"""Of the logarithm of the loss for each doubling: computation that takes 2.7 times as long on twice the devices."""
 
 
 class Network(Noun, frozen=True):
@@ -124,7 +126,12 @@ class Machine(Noun, frozen=True, dict=True):
     relative standard error; ``collective_overhead_s`` is what the host adds to each collective of a step, besides what
     tables and link say (``None``: not known), likewise. ``fixed_share`` is the share of a workload's layer
     times at its only known local batch that a step takes whatever the batch (``None``: not known, they are in
-    proportion). ``assumed`` names the fields that nobody stated
+    proportion), likewise. ``loss_growth`` is the logarithm of how many times as long computation takes for each
+    doubling of the devices beyond those of ``compute_slowdown`` (``None``: not known), with its standard error.
+    ``computation_taken`` are the seconds of computation that a second of a collective beside backward takes away where
+    no overlap table says it (``None``: not known), with its standard error. ``known_devices``
+    are the numbers of devices of the steps that the files were fitted to (empty: none were; layer times are those of
+    one device). ``assumed`` names the fields that nobody stated
     (``dpsim.model.defaults``), and ``interval_widths`` is what past studies on the machine say of predicted intervals
     (``dpsim.model.past``). ``network_adapters`` are those of a node, and ``wiring`` joins its devices (``None``: not
     known). ``slow_devices`` are the factors by which some devices compute more slowly than the others (a throttled or
@@ -159,6 +166,12 @@ class Machine(Noun, frozen=True, dict=True):
     collective_overhead_s: float | None = None
     collective_overhead_uncertainty: float | None = None
     fixed_share: float | None = None
+    fixed_share_uncertainty: float | None = None
+    loss_growth: float | None = None
+    loss_growth_uncertainty: float | None = None
+    computation_taken: float | None = None
+    computation_taken_uncertainty: float | None = None
+    known_devices: tuple[int, ...] = ()
     slow_devices: tuple[float, ...] = ()
     nodes_per_rack: int | None = None
     link_between_racks: Link | None = None
@@ -185,6 +198,9 @@ class Machine(Noun, frozen=True, dict=True):
             relative_uncertainty=self.relative_uncertainty,
             contention_uncertainty=self.contention_uncertainty,
             collective_overhead_uncertainty=self.collective_overhead_uncertainty,
+            fixed_share_uncertainty=self.fixed_share_uncertainty,
+            loss_growth_uncertainty=self.loss_growth_uncertainty,
+            computation_taken_uncertainty=self.computation_taken_uncertainty,
         )
         if any(not 1 <= factor < math.inf for factor in self.slow_devices):
             raise ConfigError(
@@ -204,6 +220,10 @@ class Machine(Noun, frozen=True, dict=True):
                 f"fixed_share is {self.fixed_share}",
                 allowed="0 (layer times in proportion to the local batch) to 1 (the same at every local batch)",
             )
+        for name, most in (("loss_growth", _MOST_GROWTH), ("computation_taken", 1)):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= most:
+                raise ConfigError(f"{name} is {value}", allowed=f"a number from 0 to {most}, or left out: not known")
         if self.contention is not None and not 1 <= self.contention < math.inf:
             raise ConfigError(
                 f"contention is {self.contention}",

@@ -37,18 +37,21 @@ _MOST = 10.0
 class IntervalWidth(Noun, frozen=True):
     """How many times as wide as the model's own a predicted interval must be in a group of settings.
 
-    So many past ``studies`` of this machine call for it; none: it is assumed (``dpsim.model.residuals``).
+    So many past ``studies`` of this machine call for it (``dpsim.model.residuals``); none: it is assumed, by what
+    predictions of published steps missed on so many ``clusters``.
     """
 
     group: str
     factor: float
     studies: int = 0
+    clusters: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.factor) and self.factor > 0 and self.studies >= 0):
+        if not (math.isfinite(self.factor) and self.factor > 0 and self.studies >= 0 and self.clusters >= 0):
             raise ConfigError(
-                f"intervals of {self.group!r} are {self.factor} times as wide by {self.studies} studies",
-                allowed="a finite factor > 0, and 0 studies or more",
+                f"intervals of {self.group!r} are {self.factor} times as wide by {self.studies} studies and"
+                f" {self.clusters} clusters",
+                allowed="a finite factor > 0, and 0 studies and clusters or more",
             )
 
 

@@ -145,7 +145,7 @@ def test_what_the_documentation_names_is_there_after_import_dpsim(python: Python
         "plan = dpsim.Plan(devices=2, global_batch=128, fusion_threshold_bytes=1e6, overlap=points[0]['overlap'])\n"
         "files = ['experiments/machines/googlenet_k80.toml', pathlib.Path('experiments/machines/k80_10gbe.toml')]\n"
         "plan = msgspec.structs.replace(plan, algorithm=points[0]['algorithm'])\n"
-        "known = dpsim.model.for_prediction(w, m, [2])\n"
+        "known = dpsim.model.for_prediction(w, m)\n"
         "assert dpsim.predict(*files, plan) == dpsim.predict(w, known, plan) != dpsim.predict(w, m, plan)\n"
         "print(dpsim.predict(w, m, plan).step_s == points[0]['predicted_step_s'], 'predict' in dir(dpsim))\n"
     )

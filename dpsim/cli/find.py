@@ -97,7 +97,6 @@ def _answer(
     grid: Grid,
     prepare: Prepare,
 ) -> Found:
-    from dpsim.collective import parse_devices
     from dpsim.model.inverse import find
     from dpsim.model.ranking import best_bucket
     from dpsim.report.inverse import bucket_sentence, of_tables, sentence
@@ -108,7 +107,7 @@ def _answer(
         question |= {"goal": target.goal, "target": target.value}
     if target is None or quantity == "bucket":
         refuse_beside("--find", {"--fusion-threshold": grid.values("fusion_threshold_bytes") or None})
-        best = best_bucket(workload, prepare(machine, [parse_devices(grid.value("devices"))[0]]), grid)
+        best = best_bucket(workload, prepare(machine), grid)
         record = question | {"value": best.row.fusion_threshold_bytes, "value_low": best.alike[0]}
         record |= {"value_high": best.alike[1], "default_step_s": best.default.step_s}
         record |= dict(zip(("ratio", "ratio_low", "ratio_high"), best.row.gain, strict=True))

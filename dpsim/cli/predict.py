@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +39,14 @@ SHOWN = (
 """The flags that ``--help`` shows; ``--help-all`` shows all."""
 _HELP = "see dpsim predict --help"
 _RECOMPUTE = "recompute"
-_ASSUMED = ("compute_slowdown", "fixed_share", "contention", "collective_overhead_s")
+_ASSUMED = (
+    "compute_slowdown",
+    "loss_growth",
+    "fixed_share",
+    "contention",
+    "computation_taken",
+    "collective_overhead_s",
+)
 
 
 class FileFlags(flags.Flags):
@@ -77,9 +83,11 @@ class PlanFlags(
     reproducible: flags.Reproducible = None
     assume: list[str] | None = flags.flag(
         "What the machine file does not say, as NAME=VALUE,NAME=VALUE: compute_slowdown, times as long that computation"
-        " takes on several devices as on one (assumed: 1.05); fixed_share of the layer times that no batch changes,"
-        " where they are known at one batch (assumed: 0.09); contention, times as long as alone that a collective takes"
-        " beside backward (assumed: 1.875); collective_overhead_s, what the host adds to each collective, like 20us"
+        " takes on two devices as on one (assumed: 1.05); loss_growth, what each further doubling of them adds to its"
+        " logarithm (assumed: 0.01); fixed_share of the layer times that no batch changes, where they are known at"
+        " one batch (assumed: 0.09); contention, times as long as alone that a collective takes beside backward"
+        " (assumed: 1.875); computation_taken, the part of its time inside a node that computation then takes longer"
+        " (assumed: 0.5); collective_overhead_s, what the host adds to each collective, like 20us"
         " (assumed: 0). And recompute=none or all: whether backward computes the activations of the script's blocks"
         " again, as torch.utils.checkpoint does (as profiled).",
         negative="",
@@ -104,7 +112,7 @@ class PlanFlags(
 
         return assigned(self.assume or (), "--assume", (*_ASSUMED, _RECOMPUTE))
 
-    def assumed(self, workload: Workload, machine: Machine, devices: Sequence[int]) -> Machine:
+    def assumed(self, workload: Workload, machine: Machine) -> Machine:
         """Return a machine with what ``--assume`` states of it. Raises ``ConfigError``."""
         from dpsim.model.defaults import with_stated
         from dpsim.units import parse_duration
@@ -116,7 +124,7 @@ class PlanFlags(
                 value = parse_duration(text) if field.endswith("_s") else float(text)
                 if field == "compute_slowdown" and not 1 <= value < math.inf:
                     raise ConfigError("", allowed="a finite number of 1 or more: times as long as on one device")
-                machine = with_stated(workload, machine, devices, field, value)
+                machine = with_stated(workload, machine, field, value)
             except ConfigError as error:
                 given = f"--assume {field}={text}" + f": {error.given}" * bool(error.given)
                 raise ConfigError(given, allowed=error.allowed, remedy=error.remedy) from error
@@ -228,19 +236,16 @@ class _Question:
             named={"workload": str(files.workload), "machine": files.machine},
         )
 
-    def prepared(self, machine: Machine, devices: Sequence[int]) -> Machine:
-        """Return a machine with what is stated and assumed of it, as prices of these numbers of devices use it."""
+    def prepared(self, machine: Machine) -> Machine:
+        """Return a machine with what is stated and assumed of it."""
         from dpsim.model.defaults import for_prediction
 
-        return for_prediction(self.workload, self.plans.assumed(self.workload, machine, devices), devices)
+        return for_prediction(self.workload, self.plans.assumed(self.workload, machine))
 
     @functools.cached_property
     def machines(self) -> dict[str, Machine]:
         """The machines that prices use."""
-        from dpsim.collective import parse_devices
-
-        devices = [parse_devices(count)[0] for count in self.grid.values("devices")]
-        return {name: self.prepared(machine, devices) for name, machine in self.read.items()}
+        return {name: self.prepared(machine) for name, machine in self.read.items()}
 
     def predicted(self, fit: Convergence | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return the predicted rows and their summary, with the time to a target loss where there is a fit."""

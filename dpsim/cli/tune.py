@@ -233,15 +233,12 @@ def _of_files(
 ) -> tuple[Tuning, Machine]:
     """Tune a workload on the machine of a file, which is returned as it is used. Raises ``ConfigError``."""
     from dpsim import machine as machines
-    from dpsim.collective import parse_devices
     from dpsim.model.defaults import for_prediction
     from dpsim.model.ranking import tune
     from dpsim.setting import Grid
     from dpsim.units import ITEM_BYTES
 
-    machine = for_prediction(
-        workload, machines.read(source.machine or ""), [parse_devices(count)[0] for count in counts]
-    )
+    machine = for_prediction(workload, machines.read(source.machine or ""))
     grid = Grid.of(devices=counts, **given.values())
     if batches and not grid.values("global_batch"):
         grid = grid.changed(local_batch=tuple(batches))

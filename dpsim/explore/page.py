@@ -11,7 +11,6 @@ from jinja2 import PackageLoader
 from markupsafe import Markup
 
 from dpsim import codec
-from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError
 from dpsim.explore.world import world
 from dpsim.machine import Machine
@@ -64,7 +63,7 @@ def page(workload: Workload, machine: Machine, files: str, devices: int | str = 
     ``files`` are the flags that name both on the command line. Raises ``ConfigError`` for what a page cannot hold, and
     where the machine does not price a collective.
     """
-    known = for_prediction(workload, machine, [parse_devices(devices)[0]])
+    known = for_prediction(workload, machine)
     plan, told = plan_one(workload, known, Grid.of(devices=devices))
     return page_of_plan(workload, known, plan, files, told=told.sentence)
 

@@ -93,7 +93,7 @@ def world(
             allowed="equal devices",
             remedy="take slow_devices out of the machine file, or ask dpsim predict",
         )
-    known = for_prediction(workload, machine, [_SEVERAL])
+    known = for_prediction(workload, machine)
     if widths:
         known = msgspec.structs.replace(known, interval_widths=tuple(widths))
     most = _LARGER_BATCHES * workload.local_batches[-1]
@@ -177,27 +177,28 @@ def _slowest(workload: Workload) -> dict[str, Any] | None:
 
 
 def _machine(workload: Workload, machine: Machine) -> dict[str, Any]:
-    """A machine for the engine; a slowdown that is assumed holds at any number of devices."""
+    """A machine for the engine."""
     fields = (
         "name network emulated_network cores relative_uncertainty contention contention_uncertainty network_adapters"
-        " wiring collective_overhead_s collective_overhead_uncertainty fixed_share nodes_per_rack of_one_node"
-        " of_several_nodes devices_a_node largest_node assumed wake_s memory_bytes"
+        " wiring collective_overhead_s collective_overhead_uncertainty fixed_share"
+        " fixed_share_uncertainty loss_growth loss_growth_uncertainty computation_taken computation_taken_uncertainty"
+        " known_devices nodes_per_rack of_one_node of_several_nodes devices_a_node largest_node assumed wake_s"
+        " memory_bytes"
     )
-    slowdowns = [msgspec.structs.asdict(slowdown) for slowdown in machine.compute_slowdown]
-    assumed = "compute_slowdown" in machine.assumed
     return {name: getattr(machine, name) for name in fields.split()} | {
         "link": _link(machine.link),
         "emulated_link": _emulated(machine),
         "link_in_node": _link(machine.link_in_node),
         "link_between_racks": _link(machine.link_between_racks),
-        "compute_slowdown": [] if assumed else slowdowns,
-        "assumed_slowdown": {key: value for key, value in slowdowns[0].items() if key != "devices"}
-        if assumed
-        else None,
+        "compute_slowdown": [msgspec.structs.asdict(slowdown) for slowdown in machine.compute_slowdown],
         "allreduce": _tables(machine.allreduce),
         "halves": _tables(machine.halves),
         "overlap": _tables(machine.overlap),
-        "interval_factor": {"one": _factor(workload, machine, 1), "several": _factor(workload, machine, _SEVERAL)},
+        "interval_factor": {
+            "one": _factor(workload, machine, 1, batch=workload.local_batches[-1]),
+            "several": _factor(workload, machine, _SEVERAL, batch=workload.local_batches[-1]),
+            "other_batch": _factor(workload, machine, _SEVERAL, batch=2 * workload.local_batches[-1]),
+        },
         "algorithms": {
             name: {
                 field: getattr(algorithm, field)
@@ -232,7 +233,7 @@ def _tables(tables: Sequence[AllreduceCost | OverlapCost]) -> list[dict[str, Any
     ]
 
 
-def _factor(workload: Workload, machine: Machine, devices: int) -> float:
-    """How many times as wide as the model's own intervals on so many devices are."""
-    plan = Plan(devices=devices, global_batch=devices, fusion_rule="one")
+def _factor(workload: Workload, machine: Machine, devices: int, *, batch: int) -> float:
+    """How many times as wide as the model's own intervals on so many devices at a local batch are."""
+    plan = Plan(devices=devices, global_batch=devices * batch, fusion_rule="one")
     return width_of(machine, lower(workload, plan)).factor

@@ -263,9 +263,9 @@ def overlapped_curve(machine: Machine, collective: Collective, overlap: str) -> 
     Without a table of this algorithm, device count and mechanism the nearest device count's is taken, as an
     extrapolation: the same compute seconds lost, and the allreduce longer than alone by the same factor. Where the
     machine has no table of the algorithm and mechanism at all, the allreduce takes as long as alone, or longer by the
-    machine's contention, and takes no compute time away, as for a GPU's copy engines; that is extrapolated where it has
-    tables of the mechanism. A reduce-scatter of which it has no table but of the allreduce costs half of it, as an
-    extrapolation.
+    machine's contention, and inside a node takes away ``computation_taken`` of its time alone; that is extrapolated
+    where it has tables of the mechanism. A reduce-scatter of which it has no table but of the allreduce costs half of
+    it, as an extrapolation.
     The simulation charges the seconds to ``thread`` alone: under ``poll`` an allreduce takes as long as alone, and the
     compute seconds lost are added (``dpsim.model.simulate``).
     """
@@ -284,7 +284,8 @@ def overlapped_curve(machine: Machine, collective: Collective, overlap: str) -> 
     idle = idle_curve(machine, collective)
     if not of_algorithm:
         factor = 1.0 if machine.contention is None else machine.contention
-        points = np.vstack([idle.points[0], factor * idle.points[1], np.zeros(idle.points.shape[1])])
+        taken = (machine.computation_taken or 0.0) * (level_of(machine, collective) == "inside")
+        points = np.vstack([idle.points[0], factor * idle.points[1], taken * idle.points[1]])
         return Curve(points, *(_NOTHING if of_mechanism else (0.0, math.inf))), 0.0
     nearest = min(
         of_algorithm, key=lambda t: (abs(t.devices - collective.devices), t.layout, t.wire_dtype != wire_dtype)
@@ -342,14 +343,18 @@ def nearest_line(machine: Machine, collective: Collective) -> tuple[float, float
 def compute_slowdown(machine: Machine, devices: int, layout: Layout = FLAT) -> tuple[float, bool]:
     """(factor on every compute time when ``devices`` compute at once, whether that is extrapolated).
 
-    Linear between calibrated device counts, 1 for one device unless it is given, the largest count's beyond it; and at
-    least the devices that share the machine's cores over their number (``sharing``).
+    Linear between calibrated device counts, 1 for one device unless it is given; beyond the largest count that of it,
+    times exp(``loss_growth``) for each doubling; and at least the devices that share the machine's cores over their
+    number (``sharing``).
     """
     factors = {1: 1.0} | {s.devices: s.factor for s in machine.compute_slowdown}
     counts = sorted(factors)
     factor = float(np.interp(devices, counts, [factors[count] for count in counts]))
+    if machine.loss_growth:
+        factor *= max(1.0, devices / max(counts[-1], 2)) ** (machine.loss_growth / math.log(2))
     oversubscription = sharing(machine, devices, layout)
-    beyond = devices > counts[-1] and (bool(machine.compute_slowdown) or oversubscription > 1)
+    unknown = devices > counts[-1] and machine.loss_growth is None
+    beyond = unknown and (bool(machine.compute_slowdown) or oversubscription > 1)
     return max(factor, oversubscription) if oversubscription > 1 else factor, beyond
 
 

@@ -5,7 +5,7 @@ Each default is what published sets of step times imply (``dpsim.validation.defa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ import msgspec
 from dpsim.errors import ConfigError
 from dpsim.machine import ComputeSlowdown, Machine
 from dpsim.model.past import with_past_studies
-from dpsim.model.residuals import ANY_GROUP
 from dpsim.model.uncertainty import NORMAL_95
 from dpsim.uncertainty import IntervalWidth
 from dpsim.workload import Workload
@@ -22,7 +21,10 @@ from dpsim.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Default:
-    """What is assumed of a ``field`` of a machine: a ``value``; ``doubt`` is the standard error of its logarithm."""
+    """What is assumed of a ``field`` of a machine: a ``value``, and ``doubt``, its standard error.
+
+    That of factors and shares is the error of the logarithm.
+    """
 
     field: str
     text: str
@@ -39,31 +41,34 @@ class Default:
                 other = {"several local_batches of the workload": len(workload.local_batches) > 1}
             case "contention":
                 other = {"overlap tables of the machine": bool(machine.overlap)}
+            case "computation_taken":
+                other = {"overlap tables of the machine": bool(machine.overlap)}
+            case "loss_growth":
+                other = {"step_spread of the workload": bool(workload.step_spread)}
         said = {f"{self.field} of the machine": getattr(machine, self.field) not in (None, ())} | other
         return next((what for what, stated in said.items() if stated), "")
 
-    def fields(self, devices: Iterable[int]) -> dict[str, Any]:
-        """Return the fields of a machine of which it is assumed, for these numbers of devices."""
-        match self.field:
-            case "compute_slowdown":
-                half_width, counts = NORMAL_95 * self.doubt, sorted({*devices} - {1})
-                slowdowns = (ComputeSlowdown(devices=n, factor=self.value, half_width=half_width) for n in counts)
-                return {"compute_slowdown": tuple(slowdowns)}
-            case "contention" | "collective_overhead_s":
-                return {self.field: self.value, f"{self.field.removesuffix('_s')}_uncertainty": self.doubt}
-            case "interval_widths":
-                return {"interval_widths": (IntervalWidth(group=ANY_GROUP, factor=self.value),)}
-            case _:
-                return {self.field: self.value}
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a machine of which it is assumed; a slowdown is that of two devices."""
+        if self.field == "compute_slowdown":
+            slowdown = ComputeSlowdown(devices=2, factor=self.value, half_width=NORMAL_95 * self.doubt)
+            return {self.field: (slowdown,)}
+        return {self.field: self.value, f"{self.field.removesuffix('_s')}_uncertainty": self.doubt}
 
 
 DEFAULTS = (
     Default(  # sets imply 1.00 (GPT-2 XL, 2 GPUs), 1.04 (DDP on V100), 1.06 to 1.08 (CNNs of 2017), 1.1 (GoogLeNet)
         field="compute_slowdown",
-        text="how many times as long computation takes on several devices as on one: what waiting for the slowest, and "
-        "for launches and input beside it, costs",
-        value=1.05,
-        doubt=0.034,
+        text="how many times as long computation takes on two devices as on one: what waiting for the slowest, and for "
+        "launches and input beside it, costs",
+        value=1.035,
+        doubt=0.03,
+    ),
+    Default(
+        field="loss_growth",
+        text="the logarithm of how many times as long computation takes for each doubling of the devices beyond two",
+        value=0.01,
+        doubt=0.012,
     ),
     Default(  # 0.07 to 0.09 (CNNs of 2017), 0.09 (MLPerf) and 0.2 (large-batch records)
         field="fixed_share",
@@ -74,14 +79,14 @@ DEFAULTS = (
     Default(  # at most 1.35 (CNNs of 2017) and 1.75 (MLPerf), 2.0 (GPT-2 XL) and 2.5 (GoogLeNet on K80)
         field="contention",
         text="how many times as long an allreduce takes beside a running backward as alone",
-        value=1.875,
+        value=1.4,
         doubt=0.27,
     ),
     Default(
-        field="interval_widths",
-        text="how many times as wide as the model's own the interval of a step is",
-        value=0.58,
-        doubt=0.0,
+        field="computation_taken",
+        text="seconds of computation that a second of a collective beside a running backward takes away",
+        value=0.5,
+        doubt=0.2,
     ),
 )
 """In the order in which they are estimated from published sets.
@@ -91,11 +96,21 @@ with 1 us or less, for tables and data sheets hold most of it.
 """
 
 
+WIDTHS = (
+    IntervalWidth(group="step on known devices", factor=0.6, clusters=2),
+    IntervalWidth(group="step on other devices", factor=0.8, clusters=5),
+    IntervalWidth(group="step of another batch", factor=1.2, clusters=3),
+    IntervalWidth(group="collective on known devices", factor=0.7, clusters=2),
+    IntervalWidth(group="collective on other devices", factor=0.9, clusters=5),
+)
+"""How many times as wide as the model's own intervals of predictions from files are, in each cell: what predictions of
+the other clusters' published rows say (``dpsim.validation.widths``), with the clusters that have such rows."""
+
 CERTAIN = 1e-9
 """The doubt of what somebody states; 0 would be a doubt that is not known."""
 
 
-def with_stated(workload: Workload, machine: Machine, devices: Iterable[int], field: str, value: float) -> Machine:
+def with_stated(workload: Workload, machine: Machine, field: str, value: float) -> Machine:
     """Return a machine with what somebody states of it: the value of a field that may be assumed.
 
     Raises ``ConfigError`` where machine or workload say it themselves, or for a value that a machine cannot have.
@@ -107,28 +122,31 @@ def with_stated(workload: Workload, machine: Machine, devices: Iterable[int], fi
             allowed="one of the two, the flag or the file",
             remedy="leave the flag out, or take it out of the file",
         )
-    return msgspec.structs.replace(machine, **statement.fields(devices))
+    return msgspec.structs.replace(machine, **statement.fields())
 
 
-def for_prediction(workload: Workload, machine: Machine, devices: Iterable[int]) -> Machine:
+def for_prediction(workload: Workload, machine: Machine) -> Machine:
     """Return a machine of a file with what is assumed of it, and with what past studies on it say of intervals."""
-    return with_past_studies(with_defaults(workload, machine, devices))
+    return with_past_studies(with_defaults(workload, machine))
 
 
 def with_defaults(
-    workload: Workload, machine: Machine, devices: Iterable[int], defaults: Sequence[Default] = DEFAULTS
+    workload: Workload,
+    machine: Machine,
+    defaults: Sequence[Default] = DEFAULTS,
+    widths: Sequence[IntervalWidth] = WIDTHS,
 ) -> Machine:
-    """Return a machine on which what it does not state is assumed, for these numbers of devices. Pure.
+    """Return a machine on which what it does not state is assumed. Pure.
 
     A machine that dpsim calibrated stays as it is: its number of cores is known. ``assumed`` names what is filled in.
     """
     if machine.cores or machine.emulated_network or workload.emulated_compute:
         return machine
     filled = [default for default in defaults if not default.stated(workload, machine)]
-    numbers, fields = {*devices}, dict[str, Any]()
+    names, fields = [default.field for default in filled], dict[str, Any]()
     for default in filled:
-        fields |= default.fields(numbers)
-    if not fields:
-        return machine
-    assumed = (*machine.assumed, *(default.field for default in filled))
-    return msgspec.structs.replace(machine, assumed=assumed, **fields)
+        fields |= default.fields()
+    if widths and not machine.interval_widths:
+        names.append("interval_widths")
+        fields["interval_widths"] = tuple(widths)
+    return msgspec.structs.replace(machine, assumed=(*machine.assumed, *names), **fields) if names else machine

@@ -159,7 +159,7 @@ def estimate(
     from scipy.optimize import least_squares
 
     names = _checked(machine, rows, free)
-    machine = _open(with_defaults(workload, machine, [row.plan.devices for row in rows]), names)
+    machine = _open(with_defaults(workload, machine), names)
     base = _with_times(workload, min(row.plan.local_batch for row in rows))
     devices = sorted({row.plan.devices for row in rows} - {1})
 

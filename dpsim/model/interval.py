@@ -58,6 +58,13 @@ class Interval:
     sizes_bytes: tuple[float, ...] = ()
     assumed: tuple[int, ...] = ()
 
+    def unknown(self, *, longer: bool) -> str:
+        """Return what makes most of the interval on one side: a field of ``Uncertainty``, or ``model``."""
+        parts = np.max(self.shifts if longer else -self.shifts, axis=0, initial=0.0)
+        largest = int(parts.argmax())
+        model = math.hypot(COMMON_MODEL_ERROR, OWN_MODEL_ERROR)
+        return Uncertainty._fields[largest] if parts[largest] > model else "model"
+
 
 def predict(workload: Workload, machine: Machine, plan: Plan) -> Prediction:
     """The predicted step of a plan: its schedule, priced, with its interval and the cost of communication."""

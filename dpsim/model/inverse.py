@@ -24,7 +24,7 @@ from dpsim.setting import Grid
 from dpsim.strategy import DataParallel, parse_strategy
 from dpsim.workload import Workload
 
-Prepare = Callable[[Machine, Sequence[int]], Machine]
+Prepare = Callable[[Machine], Machine]
 """Fills in what a machine leaves open, for these numbers of devices."""
 T = TypeVar("T")
 Goal = Literal["efficiency", "speedup", "step-time"]
@@ -142,7 +142,7 @@ def find(
     @functools.cache
     def predicted(value: float) -> tuple[Record, Record]:
         machine_there, grid_there = inputs_at(value)
-        machine_there = prepared(machine_there, [parse_devices(grid_there.value("devices"))[0]])
+        machine_there = prepared(machine_there)
         points, summary = predict_points(workload, machine_there, grid_there)
         on_several = [point for point in points if point["devices"] > 1] or points
         return target.nearest(on_several, lambda point: target.of(point)[1]), summary

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.machine import Machine
+from dpsim.model.cells import cell_of
 from dpsim.schedule import Schedule
 from dpsim.uncertainty import IntervalWidth
 
@@ -115,7 +116,8 @@ def widths(past: Iterable[Residual], kind: Kind) -> tuple[IntervalWidth, ...]:
 def width_of(machine: Machine, schedule: Schedule) -> IntervalWidth:
     """Return how wide the interval of a schedule's step must be, by what the machine says of past studies.
 
-    A machine that says nothing of them is taken at the model's word: once as wide, by no study.
+    Where it says nothing of the schedule's group, the width of its cell counts (``dpsim.model.cells``), then that of
+    all groups. A machine that says nothing of them is taken at the model's word: once as wide, by no study.
     """
     workload = schedule.workload
     group = group_name(
@@ -124,8 +126,10 @@ def width_of(machine: Machine, schedule: Schedule) -> IntervalWidth:
         emulated_compute=workload.emulated_compute,
         script=workload.ddp is not None,
     )
-    widths_of_group = [width for width in machine.interval_widths if width.group in (group, _any(group))]
-    return min(widths_of_group, key=lambda width: width.group != group, default=IntervalWidth(group=group, factor=1.0))
+    widths_by_group = {width.group: width for width in machine.interval_widths}
+    if any(width.clusters for width in machine.interval_widths):
+        group = cell_of(machine, schedule)
+    return widths_by_group.get(group) or widths_by_group.get(_any(group)) or IntervalWidth(group=group, factor=1.0)
 
 
 def _any(group: str) -> str:

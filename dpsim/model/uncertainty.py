@@ -73,7 +73,7 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
     devices = plan.devices
     emulated, stated_doubt = workload.emulated_compute, machine.relative_uncertainty
     speed = 0.0 if emulated else ASSUMED_SPEED if stated_doubt is None else stated_doubt
-    compute = 0.0 if emulated else _compute(workload, local_share(plan))
+    compute = 0.0 if emulated else _compute(workload, machine, local_share(plan))
     if devices == 1:
         return Uncertainty(speed, compute, 0.0, 0.0, 0.0)
     compute = math.hypot(compute, _slowdown(machine, devices, plan.layout, emulated=emulated))
@@ -118,11 +118,19 @@ def of_each_size(schedule: Schedule, machine: Machine) -> tuple[str, ...]:
     return tuple(name for name, table in tables.items() if table is not None and table.relative_uncertainty is not None)
 
 
-def _compute(workload: Workload, local_batch: float) -> float:
-    """Of layer times at a local batch; more for every doubling (or halving) outside the profile."""
-    doubt = workload.relative_uncertainty
+def _compute(workload: Workload, machine: Machine, local_batch: float) -> float:
+    """Of layer times at a local batch; more for every doubling (or halving) outside the profile.
+
+    Where the share f of a step that no batch changes has a doubt s of its logarithm, it is |d log step / d log f| s:
+    for times known at r times the batch f |r - 1| / (f r + 1 - f) s.
+    """
+    stated, share = workload.relative_uncertainty, machine.fixed_share
+    doubt = ASSUMED_COMPUTE if stated is None else stated
+    if share and machine.fixed_share_uncertainty is not None and len(workload.local_batches) == 1:
+        away = workload.local_batches[0] / local_batch
+        return math.hypot(doubt, machine.fixed_share_uncertainty * share * abs(away - 1) / (share * away + 1 - share))
     outside = max(workload.local_batches[0] / local_batch, local_batch / workload.local_batches[-1], 1.0)
-    return (ASSUMED_COMPUTE if doubt is None else doubt) + BATCH_STEP * math.log2(outside)
+    return doubt + BATCH_STEP * math.log2(outside)
 
 
 @remember
@@ -131,7 +139,8 @@ def _slowdown(machine: Machine, devices: int, layout: Layout, *, emulated: bool)
 
     That of emulated computation is exact where no half width is stated. Devices that do not share processors need no
     slowdown to be measured: where the machine states none at all and they have a core each (or nothing is known of
-    cores), it is taken to be 1 with the assumed uncertainty.
+    cores), it is taken to be 1 with the assumed uncertainty. Computing times that were fitted to steps of several
+    devices alone contain what these lose, whatever that is: only how it grows from there on is in doubt.
     """
     nearest: ComputeSlowdown | None = min(
         machine.compute_slowdown, key=lambda slowdown: abs(math.log2(slowdown.devices / devices)), default=None
@@ -141,6 +150,11 @@ def _slowdown(machine: Machine, devices: int, layout: Layout, *, emulated: bool)
     if nearest is None:
         return ASSUMED_SLOWDOWN + DEVICES_STEP * math.log2(max(1.0, compute_slowdown(machine, devices, layout)[0]))
     doubt = nearest.half_width / NORMAL_95 if nearest.half_width > 0 else ASSUMED_SLOWDOWN
+    of_doubling, known = machine.loss_growth_uncertainty, machine.known_devices
+    if of_doubling is not None:
+        assumed_alone = known and 1 not in known and "compute_slowdown" in machine.assumed
+        away = min(abs(math.log2(devices / count)) for count in (known if assumed_alone else (nearest.devices,)))
+        return math.hypot(0.0 if assumed_alone else doubt, of_doubling * away)
     return doubt + DEVICES_STEP * abs(math.log2(devices / nearest.devices))
 
 
@@ -205,7 +219,9 @@ def _overlap(machine: Machine, collective: Collective, overlap: str) -> tuple[fl
     nearest = _overlap_table(machine, collective, overlap)
     if nearest is None:
         doubt = machine.contention_uncertainty
-        return ASSUMED_OVERLAP if doubt is None else doubt, ASSUMED_LOSS
+        taken, stated_loss = machine.computation_taken, machine.computation_taken_uncertainty
+        of_loss = stated_loss / taken if taken and stated_loss is not None else ASSUMED_LOSS
+        return ASSUMED_OVERLAP if doubt is None else doubt, of_loss
     away = DEVICES_STEP * abs(math.log2(nearest.devices / collective.devices))
     away += ASSUMED_TABLE if nearest.kind != collective.kind else 0.0
     overlapped, loss = nearest.relative_uncertainty, nearest.loss_relative_uncertainty

@@ -1,89 +1,123 @@
-"""Inputs that published machines leave open: what the other sets say of each, in place of a default."""
+"""What published machines leave open, estimated for the steps of one cluster from the steps of all others.
+
+A prediction of a published step uses no default that its own cluster influenced: neither a value nor a width.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.grouping import grouped
-from dpsim.model.defaults import DEFAULTS, Default, with_defaults
-from dpsim.model.residuals import LEVEL, covering_factor, ratio
+from dpsim.model.defaults import DEFAULTS, WIDTHS, Default, with_defaults
+from dpsim.uncertainty import IntervalWidth
 from dpsim.validation.case import Case, parts
 from dpsim.validation.inputs import Fill, RowInputs, fitted_step_inputs, outcome_s
 from dpsim.validation.judge import JudgedRow
 from dpsim.validation.published import PublishedSet
+from dpsim.validation.widths import widths_by_cell
 
 Floats = NDArray[np.float64]
-COLLECTIVE_WIDTH = 0.72
-"""How many times as wide as the model's own the intervals of published collectives must be, by all sets together."""
 _ALIKE = 1e-3
 """Mean misfits that differ by no more are as good as each other."""
-TRIED: Mapping[str, tuple[float, ...]] = {
-    "compute_slowdown": (1.0, 1.02, 1.04, 1.06, 1.08, 1.1, 1.13, 1.16, 1.2, 1.3, 1.5),
-    "fixed_share": (0.01, 0.03, 0.05, 0.07, 0.09, 0.12, 0.16, 0.2, 0.3),
-    "contention": (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0),
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """The values of a default that are tried on a cluster; those of a ``ratio`` are apart by their logarithms."""
+
+    values: tuple[float, ...]
+    ratio: bool = True
+
+    def away(self, first: Floats, second: float) -> Floats:
+        """Return how far apart values are."""
+        apart: Floats = np.log(first / second) if self.ratio else first - second
+        return apart
+
+
+TRIED: Mapping[str, Tried] = {
+    "compute_slowdown": Tried(values=(1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.08, 1.1, 1.13, 1.2, 1.3, 1.5)),
+    "loss_growth": Tried(values=(0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.09), ratio=False),
+    "fixed_share": Tried(values=(0.01, 0.03, 0.05, 0.07, 0.09, 0.12, 0.16, 0.2, 0.3)),
+    "contention": Tried(values=(1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)),
+    "computation_taken": Tried(values=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0), ratio=False),
 }
-"""The values that are tried on a set, of each default that predictions depend on."""
+"""What is tried of each default that predictions depend on."""
 
 
-def as_shipped(inputs: RowInputs, defaults: Sequence[Default] = DEFAULTS) -> RowInputs:
+def as_shipped(
+    inputs: RowInputs, defaults: Sequence[Default] = DEFAULTS, widths: Sequence[IntervalWidth] = WIDTHS
+) -> RowInputs:
     """Return the inputs with ``defaults`` for what a case leaves open: as shipped, those of ``dpsim predict``."""
-    machine = with_defaults(inputs.workload, inputs.machine, [inputs.plan.devices], defaults)
+    machine = with_defaults(inputs.workload, inputs.machine, defaults, widths)
     return replace(inputs, machine=machine)
 
 
 def filling(assumed: Sequence[Default]) -> Fill:
-    """Return what puts these defaults into the inputs of a row."""
-    return functools.partial(as_shipped, defaults=tuple(assumed))
+    """Return what puts these defaults, and no widths, into the inputs of a row."""
+    return functools.partial(as_shipped, defaults=tuple(assumed), widths=())
 
 
-def of_other_sets(
-    cases: Iterable[Case], sets: Mapping[str, PublishedSet], defaults: Sequence[Default] = DEFAULTS
+NOBODY = ""
+"""Stands for a cluster that nobody has seen: what all clusters imply is assumed of it."""
+
+
+def of_other_clusters(
+    cases: Iterable[Case],
+    sets: Mapping[str, PublishedSet],
+    defaults: Sequence[Default] = DEFAULTS,
+    *,
+    executor: Executor | None = None,
 ) -> dict[str, tuple[Default, ...]]:
-    """Return for each set of steps what the other sets imply of each default, with its doubt.
+    """Return for each cluster with steps, and for ``NOBODY``, what the others imply of each default, with its doubt.
 
-    A set implies a range of values: those with which it is predicted best. Its misfit with a value is the mean
-    |log(predicted / published)| over all its rows that its cases judge. A set takes the value that is nearest to the
-    ranges of the others (the sum of the distances of logarithms; of several values the middle one), and as its doubt
-    the root mean square of these distances; it takes none where no other set tells. Each default is estimated beside
-    those before it.
+    A cluster implies a range of values: those with which its sets are predicted best. Its misfit with a value is the
+    mean |log(predicted / published)| over all rows that its cases judge. A cluster takes the value that is nearest to
+    the ranges of the others (the sum of the distances; of several values the middle one), and as its doubt the root
+    mean square of these distances; it takes none where no other cluster tells. Each default is estimated beside those
+    before it.
     """
-    by_set = grouped((case for case in cases if case.quantity == "step"), lambda case: case.dataset)
-    estimated: dict[str, tuple[Default, ...]] = dict.fromkeys(by_set, ())
+    steps = [case for case in cases if case.quantity == "step"]
+    by_cluster = grouped(steps, lambda case: sets[case.dataset].provenance.cluster)
+    estimated: dict[str, tuple[Default, ...]] = dict.fromkeys((*by_cluster, NOBODY), ())
     for default in (each for each in defaults if each.field in TRIED):
-        ranges = {name: _implied(of_set, sets, estimated[name], default) for name, of_set in by_set.items()}
-        for name in by_set:
-            others = [of_set for other, of_set in ranges.items() if other != name and of_set is not None]
+        of_default = functools.partial(_implied, sets, default)
+        before = [estimated[name] for name in by_cluster]
+        implied_ranges = (executor.map if executor else map)(of_default, by_cluster.values(), before)
+        ranges = dict(zip(by_cluster, implied_ranges, strict=True))
+        for name in estimated:
+            others = [implied for other, implied in ranges.items() if other != name and implied is not None]
             if others:
                 value, doubt = _nearest(TRIED[default.field], others)
                 estimated[name] = (*estimated[name], replace(default, value=value, doubt=doubt))
     return estimated
 
 
-def _nearest(tried: Sequence[float], ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the value nearest to all ranges, and the root mean square of its distances to them, in logarithms."""
+def _nearest(tried: Tried, ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the value nearest to all ranges, and the root mean square of its distances to them."""
+    lows, highs = np.array(ranges).T
 
     def distances(value: float) -> Floats:
-        away: Floats = np.maximum(np.log([low / value for low, _ in ranges]), np.log([value / up for _, up in ranges]))
-        return np.maximum(away, 0.0)
+        return np.maximum(np.maximum(tried.away(lows, value), -tried.away(highs, value)), 0.0)
 
-    sums = [float(distances(value).sum()) for value in tried]
-    nearest = [value for value, each in zip(tried, sums, strict=True) if each <= min(sums) + 1e-9]
+    sums = [float(distances(value).sum()) for value in tried.values]
+    nearest = [value for value, each in zip(tried.values, sums, strict=True) if each <= min(sums) + 1e-9]
     value = float(np.median(nearest))
     return value, float(np.sqrt(np.mean(distances(value) ** 2)))
 
 
 def _implied(
-    cases: Sequence[Case], sets: Mapping[str, PublishedSet], before: Sequence[Default], default: Default
+    sets: Mapping[str, PublishedSet], default: Default, cases: Sequence[Case], before: Sequence[Default]
 ) -> tuple[float, float] | None:
-    """Return from where to where the tried values predict the cases of a set best.
+    """Return from where to where the tried values predict the cases of a cluster best.
 
-    ``None`` where all are alike, and where the largest one is among the best: then something else that the set does not
+    ``None`` where all are alike, and where the largest one is among the best: then something else that its sets do not
     state makes its steps longer.
     """
 
@@ -99,7 +133,7 @@ def _implied(
                     errors.append(abs(math.log(own.step_s() / outcome_s(row, published, own.plan))))
         return float(np.mean(errors))
 
-    tried = TRIED[default.field]
+    tried = TRIED[default.field].values
     if np.ptp([misfit(value) for value in (tried[0], tried[len(tried) // 2], tried[-1])]) == 0:
         return None
     least = min(map(misfit, tried))
@@ -107,31 +141,32 @@ def _implied(
     return None if tried[-1] in best else (best[0], best[-1])
 
 
-def widths_of_other_sets(rows: Sequence[JudgedRow]) -> dict[tuple[str, str], float]:
-    """Return for each (quantity, set) how many times as wide as the model's own the intervals of the others must be.
-
-    They then hold 90 % of the rows of the same quantity, every set weighing the same. A set that is alone has none.
-    """
-    ratios = {
-        key: [ratio(row.measured, row.predicted, row.low, row.high) for row in of_set]
-        for key, of_set in grouped(rows, lambda row: (row.quantity, row.dataset)).items()
+def widened_by_others(rows: Sequence[JudgedRow]) -> list[JudgedRow]:
+    """Return the rows with intervals as wide as the other clusters' rows of the same quantity say."""
+    widths = {
+        (quantity, cluster): widths_by_cell([r for r in rows if r.quantity == quantity and r.cluster != cluster])
+        for quantity, cluster in dict.fromkeys((row.quantity, row.cluster) for row in rows)
     }
-    widths = {}
-    for quantity, name in ratios:
-        others = [of_set for (kind, other), of_set in ratios.items() if kind == quantity and other != name]
-        if others:
-            widths[quantity, name] = covering_factor(others, LEVEL)
-    return widths
+
+    def factor(row: JudgedRow) -> float:
+        of_others = widths[row.quantity, row.cluster]
+        return (
+            of_others[row.cell].factor
+            if row.cell in of_others
+            else max((width.factor for width in of_others.values()), default=1.0)
+        )
+
+    return [_widened(row, factor(row)) for row in rows]
 
 
-def widened(rows: Sequence[JudgedRow], factors: Mapping[tuple[str, str], float]) -> list[JudgedRow]:
-    """Return the rows with intervals so many times as wide, in logarithms: factors by (quantity, set), 1 for others."""
+def widened_as_shipped(rows: Sequence[JudgedRow]) -> list[JudgedRow]:
+    """Return the rows, collectives with intervals as wide as dpsim's are; those of steps are so already."""
+    factors = {width.group: width.factor for width in WIDTHS}
+    return [_widened(row, factors[row.cell]) if row.quantity == "collective" else row for row in rows]
 
-    def ends(row: JudgedRow) -> dict[str, float]:
-        factor, predicted = factors.get((row.quantity, row.dataset), 1.0), row.predicted
-        return {
-            name: predicted * math.exp(factor * math.log(end / predicted))
-            for name, end in (("low", row.low), ("high", row.high))
-        }
 
-    return [row.replaced(**ends(row)) for row in rows]
+def _widened(row: JudgedRow, factor: float) -> JudgedRow:
+    """Return a row with an interval so many times as wide, in logarithms."""
+    ends = (("low", row.low), ("high", row.high))
+    widened = {name: row.predicted * math.exp(factor * math.log(end / row.predicted)) for name, end in ends}
+    return row.replaced(**widened)

@@ -251,6 +251,8 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
             allowed="at least as many known rows as free numbers",
             remedy="state one of them in the case, or hold out less",
         )
+    known_devices = tuple(sorted({by_line[row.line].plan.devices for row in part.known}))
+    by_line = _changed(by_line, "machine", functools.partial(msgspec.structs.replace, known_devices=known_devices))
     known_inputs = {row.line: by_line[row.line] for row in part.known}
     outcomes = [outcome_s(row, published, known_inputs[row.line].plan) for row in part.known]
     scaled = COMPUTE if all(map(_scales, known_inputs.values())) else ""

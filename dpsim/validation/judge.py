@@ -8,10 +8,13 @@ from concurrent.futures import Executor
 
 from dpsim.columns import Column, Row
 from dpsim.errors import ConfigError, DpsimError
+from dpsim.model.cells import Cell, cell_of
 from dpsim.model.interval import predict_with_interval
+from dpsim.model.residuals import ratio
+from dpsim.model.step import scheduled
 from dpsim.validation.case import Case, Part, parts
 from dpsim.validation.contestants import MODELS, of_collective, of_step
-from dpsim.validation.inputs import Fill, RowInputs, as_stated, collective_inputs, fitted_step_inputs, outcome_s
+from dpsim.validation.inputs import Fill, RowInputs, collective_inputs, fitted_step_inputs, outcome_s
 from dpsim.validation.published import PublishedRow, PublishedSet
 
 
@@ -24,6 +27,9 @@ class JudgedRow(Row):
     others: dict[str, float]
 
     dataset = Column["JudgedRow", str]("name", "The set.", lambda row: row.part.dataset)
+    cluster = Column["JudgedRow", str]("name", "The cluster that the set was measured on.")
+    cell = Column["JudgedRow", Cell]("name", "What is asked beyond what is known (`dpsim.model.cells`).")
+    unknown = Column["JudgedRow", str]("name", "What makes most of the interval on the side of the error.")
     case = Column["JudgedRow", str]("name", "The case, with what is held out of it.", lambda row: row.part.name)
     line = Column["JudgedRow", int](
         "count", "The line of the row in the set's CSV file.", lambda row: row.published.line
@@ -46,6 +52,11 @@ class JudgedRow(Row):
         each=True,
     )
 
+    @property
+    def miss(self) -> float:
+        """The error over the interval's half width on that side, both in logarithms."""
+        return ratio(self.measured, self.predicted, self.low, self.high)
+
     def nulls(self) -> dict[str, float]:
         """Return what the nulls of the case say: those that it names, or all."""
         named = self.part.case.nulls
@@ -56,16 +67,17 @@ def judged(
     cases: Iterable[Case],
     sets: Mapping[str, PublishedSet],
     *,
-    fills: Mapping[str, Fill] | None = None,
+    fills: Mapping[str, Fill],
     executor: Executor | None = None,
 ) -> list[JudgedRow]:
     """Return every row of the cases with its prediction, its interval and what everyone else says.
 
-    ``fills`` put into the inputs of a set's steps what is assumed of those that its cases leave open.
+    ``fills`` put into the inputs of a set's steps what is assumed of those that its cases leave open; nulls know no
+    more than the cases state.
     ``executor`` predicts the parts of cases side by side: any ``concurrent.futures.Executor``. Raises ``ConfigError``.
     """
     tasks = [part for case in cases for part in parts(case, sets[case.dataset])]
-    of_part = functools.partial(_judged_part, sets, fills or {})
+    of_part = functools.partial(_judged_part, sets, fills)
     rows = executor.map(of_part, tasks) if executor else map(of_part, tasks)
     return [row for of_task in rows for row in of_task]
 
@@ -86,19 +98,27 @@ def _judged_rows(sets: Mapping[str, PublishedSet], fills: Mapping[str, Fill], pa
     if collective:
         inputs = collective_inputs(part)
     else:
-        inputs = fitted_step_inputs(part, sets, fills.get(part.dataset, as_stated))
+        inputs = fitted_step_inputs(part, sets, fills[part.dataset])
+        as_published = fitted_step_inputs(part, sets)  # for nulls, which know no more than the case states
     judged = []
     for row in part.judged:
         own = inputs[row.line]
-        prediction, _ = predict_with_interval(own.workload, own.machine, own.plan)
-        others = of_collective(part.known, row, own.plan) if collective else of_step(part.known, row, inputs, published)
+        prediction, interval = predict_with_interval(own.workload, own.machine, own.plan)
+        measured_s = outcome_s(row, published, own.plan)
+        if collective:
+            others = of_collective(part.known, row, own.plan)
+        else:
+            others = of_step(part.known, row, as_published, published)
         judged.append(
             JudgedRow(
                 part=part,
                 published=row,
                 inputs=own,
                 others=others,
-                measured=outcome_s(row, published, own.plan),
+                cluster=published.provenance.cluster,
+                cell=cell_of(own.machine, scheduled(own.workload, own.machine, own.plan)),
+                unknown=interval.unknown(longer=measured_s > prediction.step_s),
+                measured=measured_s,
                 predicted=prediction.step_s,
                 low=prediction.low_s,
                 high=prediction.high_s,

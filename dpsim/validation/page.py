@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from dpsim.codec import write_text
 from dpsim.columns import columns_of
 from dpsim.grouping import grouped
+from dpsim.model.cells import Cell
 from dpsim.model.defaults import Default
 from dpsim.report.charts import Chart, Dot, Rows
 from dpsim.report.content import Card, Content, Tile
@@ -18,12 +20,15 @@ from dpsim.report.table import Column, Table, table
 from dpsim.report.terminal import TerminalReport
 from dpsim.report.words import counted, digits, percent, skill_text, spreadsheet_text
 from dpsim.report.write import figure, write_content
+from dpsim.uncertainty import IntervalWidth
 from dpsim.validation.contestants import MODELS
+from dpsim.validation.defaults import NOBODY
 from dpsim.validation.judge import JudgedRow
 from dpsim.validation.published import FOLDER, Doubt, PublishedSet
 from dpsim.validation.records import records_table
 from dpsim.validation.run import Validation
 from dpsim.validation.scores import Score, pooled, score_sets
+from dpsim.validation.widths import conformal_widths
 
 _ERRORS: tuple[Column[Score], ...] = (
     Column(head="cases", cell=lambda s: str(s.cases), dispensable=1),
@@ -45,12 +50,23 @@ _HEADING = "Published measurements, predicted by dpsim"
 _NOTE = (
     "An error is |predicted / measured - 1|; shown is the median over rows. A null is a simple guess that knows what "
     "the prediction knows and has seen no judged row. That of a set is chosen beforehand: it errs least on the other "
-    "sets. The best null errs least on the set itself, so it is chosen with hindsight. Skill is 1 - error / error of "
+    "clusters. The best null errs least on the set itself, so it is chosen with hindsight. Skill is 1 - error / error of "
     "the null: 1 is perfect, and below 0 the null is better. The interval score is the mean of "
     "(width of the 90% interval + 20 times the distance outside) / measured: less is better. Beside it is the score "
-    "of intervals that are a constant factor wide, chosen on the other sets. Too fast is the share of rows that are "
-    "predicted too fast. In the lines of all sets every set weighs the same."
+    "of intervals that are a constant factor wide, chosen on the other clusters. Too fast is the share of rows that "
+    "are predicted too fast. In the lines of all sets every cluster weighs the same."
 )
+UNKNOWNS = {
+    "speed": "the speed of the machine later",
+    "compute": "computing times and what devices lose",
+    "network": "the collective alone",
+    "overlapped": "collectives beside backward",
+    "loss": "computation that collectives take away",
+    "overhead": "what the host adds to a collective",
+    "model": "the model itself",
+}
+"""What makes intervals wide, in words: the fields of ``dpsim.model.uncertainty.Uncertainty``, and ``model``."""
+_TIE = 0.02
 _ALONE = " A set that is alone of its kind has no others: its null and its constant factor are those of hindsight."
 _FLOATS = "%.7g"
 """How numbers are written into ``points.csv``: times are published with six digits or fewer."""
@@ -77,6 +93,74 @@ def scores_table(scores: Sequence[Score], title: str, head: str = "set") -> Tabl
 
 def _by_quantity(scores: Sequence[Score]) -> dict[str, list[Score]]:
     return {f"{name}s": alike for name, alike in grouped(scores, lambda score: score.quantity).items()}
+
+
+def clusters_table(validation: Validation) -> Table:
+    """Return the line of each cluster, predicted with what the others imply, with its worst row."""
+
+    def worst(score: Score) -> JudgedRow:
+        return max(score.rows_judged, key=lambda row: abs(math.log(row.measured / row.predicted)))
+
+    def verdict(score: Score) -> str:
+        ratio = score.median_abs_error / max(score.null_median_abs_error, 1e-9)
+        return "better" if ratio < 1 - _TIE else "worse" if ratio > 1 + _TIE else "alike"
+
+    columns: tuple[Column[Score], ...] = (
+        Column(head="cluster", cell=lambda s: s.name, left=True),
+        Column(head="rows", cell=lambda s: str(s.rows)),
+        Column(head="median error", cell=lambda s: percent(s.median_abs_error)),
+        Column(head="null's error", cell=lambda s: percent(s.null_median_abs_error)),
+        Column(head="than the null", cell=verdict, left=True),
+        Column(head="inside 90%", cell=lambda s: f"{s.coverage:.0%}"),
+        Column(head="interval score", cell=lambda s: digits(s.interval_score, 3)),
+        Column(head="constant factor's interval score", cell=lambda s: digits(s.constant_interval_score, 3)),
+        Column(head="worst row", cell=lambda s: worst(s).case, left=True, dispensable=2),
+        Column(head="its error", cell=lambda s: percent(worst(s).error)),
+        Column(head="most in doubt there", cell=lambda s: UNKNOWNS[worst(s).unknown], left=True, dispensable=1),
+    )
+    by_cluster = score_sets(validation.rows, key=lambda row: row.cluster)
+    return table(
+        title="Every cluster, predicted with what the others imply",
+        columns=columns,
+        sections=_by_quantity(by_cluster),
+        note="Neither a default nor a width nor a null of a cluster has seen one of its rows. Alike: errors within 2%.",
+    )
+
+
+def _widths_table(validation: Validation) -> Table:
+    """Return how wide intervals are in each cell, and what makes most of them."""
+    raw = grouped(validation.raw, lambda row: row.cell)
+    conformal = conformal_widths(validation.raw)
+    rows = [(cell, width, raw[cell]) for cell, width in validation.widths.items()]
+
+    def half_width(row: JudgedRow) -> float:
+        return math.log(row.high / row.low) / 2
+
+    def unknowns(members: Sequence[JudgedRow]) -> str:
+        shares = {name: len(own) / len(members) for name, own in grouped(members, lambda row: row.unknown).items()}
+        most = sorted(shares, key=lambda name: -shares[name])[:2]
+        return ", ".join(f"{UNKNOWNS[name]} ({shares[name]:.0%} of the rows)" for name in most)
+
+    columns: tuple[Column[tuple[Cell, IntervalWidth, Sequence[JudgedRow]]], ...] = (
+        Column(head="what is asked", cell=lambda row: row[0], left=True),
+        Column(head="clusters", cell=lambda row: str(row[1].clusters)),
+        Column(head="rows", cell=lambda row: str(len(row[2]))),
+        Column(
+            head="half width of the model's own intervals",
+            cell=lambda row: percent(float(np.median([half_width(each) for each in row[2]]))),
+        ),
+        Column(head="times as wide, for a new cluster", cell=lambda row: digits(row[1].factor, 3)),
+        Column(head="by conformal prediction", cell=lambda row: digits(conformal[row[0]], 3)),
+        Column(head="level without assumptions", cell=lambda row: f"{row[1].clusters / (row[1].clusters + 1):.0%}"),
+        Column(head="most in doubt", cell=lambda row: unknowns(row[2]), left=True),
+    )
+    return table(
+        title="How wide intervals are, and what makes them wide",
+        columns=columns,
+        sections={counted(len(rows), "question"): rows},
+        note="Widths of a new cluster follow a two-level model: clusters differ in how wrong predictions are, and the "
+        "rows of a cluster share that. Conformal prediction assumes nothing, and needs nine clusters.",
+    )
 
 
 def _contestants_tables(validation: Validation) -> Iterator[Table]:
@@ -135,7 +219,6 @@ def _sets_table(sets: Mapping[str, PublishedSet]) -> Table:
 
 
 def _answers(validation: Validation) -> Iterator[str]:
-    shipped = {score.quantity: score for score in pooled(validation.shipped_scores)}
     for score in pooled(validation.scores):
         yield (
             f"{score.quantity.capitalize()}s: dpsim is {percent(score.median_abs_error)} off in the "
@@ -145,23 +228,22 @@ def _answers(validation: Validation) -> Iterator[str]:
             f"intervals, and "
             f"{score.too_fast:.0%} are predicted too fast: {score.rows} rows in {score.cases} cases."
         )
-        before = shipped.get(score.quantity)
-        if before is not None and before.median_abs_error != score.median_abs_error:
-            yield (
-                f"What published machines leave open is taken there from the other sets. With the defaults that come "
-                f"with dpsim, which all of these sets imply, {score.quantity}s are "
-                f"{percent(before.median_abs_error)} off, {before.coverage:.0%} lie inside, and "
-                f"{before.too_fast:.0%} are predicted too fast."
-            )
+        inside, scored = score.over_clusters("inside"), score.over_clusters("interval_score")
+        yield (
+            f"Every cluster is predicted with what the others imply, and weighs the same. Over {score.clusters} clusters "
+            f"of {score.quantity}s {score.coverage:.0%} (90%: {inside[0]:.0%} to {inside[1]:.0%}) lie inside; the "
+            f"interval score is {digits(score.interval_score, 3)} ({digits(scored[0], 3)} to {digits(scored[1], 3)}), "
+            f"that of the best constant factor {digits(score.constant_interval_score, 3)}."
+        )
 
 
 def tables(validation: Validation) -> list[Table]:
     """Return the tables of the page: scores, contestants, records, doubts, and where the measurements come from."""
-    shipped = scores_table(validation.shipped_scores, "Every set, with the defaults that come with dpsim")
     by_case = score_sets(validation.rows, key=lambda row: row.part.case.name)
     shown = (
         scores_table(validation.scores, "Every set"),
-        shipped if validation.as_shipped else None,
+        clusters_table(validation),
+        _widths_table(validation),
         scores_table(by_case, "Every question", head="question"),
         *_contestants_tables(validation),
         records_table(validation.rows),
@@ -195,7 +277,7 @@ def content(validation: Validation) -> Content:
         warnings=(),
         rules=(
             "No row is predicted from itself: what is held out is predicted from the rest of its system.",
-            "An input that published machines leave open is what the other sets imply, never the set itself."
+            "An input that published machines leave open is what the other clusters imply, never the cluster itself."
             if validation.folder == FOLDER
             else "An input that published machines leave open is the default of dpsim, which saw none of these sets.",
             *(f"{default.field}: {default.text}." for default in _defaults(validation)),
@@ -204,10 +286,10 @@ def content(validation: Validation) -> Content:
         facts=tuple(
             (
                 name,
-                ", ".join(f"{each.field} {each.value:.3g} (standard error {each.doubt:.0%})" for each in of_set),
+                ", ".join(f"{each.field} {each.value:.3g} (standard error {each.doubt:.2g})" for each in of_cluster),
             )
-            for name, of_set in validation.assumed.items()
-            if of_set
+            for name, of_cluster in {**validation.assumed, "a new cluster": validation.assumed[NOBODY]}.items()
+            if name and of_cluster
         ),
         environment=(),
     )
@@ -215,7 +297,7 @@ def content(validation: Validation) -> Content:
 
 def _defaults(validation: Validation) -> list[Default]:
     """Return the defaults of which something is assumed."""
-    named = {each.field: each for of_set in validation.assumed.values() for each in of_set}
+    named = {each.field: each for of_cluster in validation.assumed.values() for each in of_cluster}
     return list(named.values())
 
 

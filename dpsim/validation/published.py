@@ -42,8 +42,8 @@ class Provenance(Noun, frozen=True):
     """What a set is, where its numbers come from, and under which licence they stand.
 
     ``cluster`` names the machines that it was measured on, or whoever measured several: sets with the same name say
-    nothing new of the world beside each other, and are left out together. ``columns`` are those of the CSV file in their order; ``outcome`` names the measured one: seconds, or samples a
-    second.
+    nothing new of the world beside each other, and are left out together. ``columns`` are those of the CSV file in
+    their order; ``outcome`` names the measured one: seconds, or samples a second.
     """
 
     name: str
@@ -95,8 +95,8 @@ def read_sets(folder: Path = FOLDER) -> dict[str, PublishedSet]:
 def read_set(path: Path) -> PublishedSet:
     """Read a set: the provenance in ``path`` and the rows of the CSV file beside it.
 
-    Raises ``FileFormatError`` for no cluster, and with the line for columns in another order, for a number that is none, for an outcome
-    that is not above 0, and for devices, a layout, a size or a local batch that cannot be.
+    Raises ``FileFormatError`` for no cluster, and with the line for columns in another order, for a number that is
+    none, for an outcome that is not above 0, and for devices, a layout, a size or a local batch that cannot be.
     """
     provenance = codec.read(path, Provenance, _SET, SCHEMA)
     if provenance.name != path.stem:

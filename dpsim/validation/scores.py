@@ -18,13 +18,14 @@ from dpsim.validation.judge import JudgedRow
 
 Floats = NDArray[np.float64]
 _ROUNDING = 1e-9
+_RESAMPLES = 2000
 QUANTITIES: tuple[Quantity, ...] = ("collective", "step")
 
 
 class Score(Row):
     """How right the predictions of some rows are.
 
-    ``table`` has a row for each, with its ``case``, its ``measured``, ``predicted``, ``low`` and ``high`` seconds, its
+    ``table`` has a row for each, with its ``case``, ``cluster``, ``measured``, ``predicted``, ``low`` and ``high`` seconds, its
     |error| (``error``) and those of both nulls (``null_error``, ``best_null_error``), whether it lies ``inside`` its
     interval or is predicted ``too_fast``, its ``interval_score`` and that of a constant factor (``constant``), and its
     ``weight``; the weights sum to 1.
@@ -36,14 +37,15 @@ class Score(Row):
     name = Column["Score", str]("name", "The set, or what is pooled.")
     quantity = Column["Score", str]("name", "`collective` or `step`.", lambda s: s.rows_judged[0].quantity)
     cases = Column["Score", int]("count", "Cases: what is held out at once.", lambda s: s.table.case.nunique())
+    clusters = Column["Score", int]("count", "Clusters that were measured.", lambda s: s.table.cluster.nunique())
     rows = Column["Score", int]("count", "Rows that are judged.", lambda s: len(s.rows_judged))
     median_abs_error = Column["Score", float]("ratio", "The median of |error| over rows.", lambda s: s.median("error"))
     max_abs_error = Column["Score", float]("ratio", "The largest |error|.", lambda s: float(s.table.error.max()))
     null = Column["Score", str](
         "name",
         "The null that is chosen beforehand: of those that saw no judged row, the one that errs least on the other"
-        " sets, by the geometric mean of its median error over that of each set's best null. A set that is alone takes"
-        " its best one.",
+        " clusters, by the geometric mean of its median error over that of each cluster's best null. A cluster that is"
+        " alone takes its best one.",
     )
     null_median_abs_error = Column["Score", float](
         "ratio", "The median of |error| of the null.", lambda s: s.median("null_error")
@@ -75,7 +77,7 @@ class Score(Row):
     )
     constant_interval_score = Column["Score", float](
         "ratio",
-        "The same of intervals a constant factor wide, which is the best one for the other sets.",
+        "The same of intervals a constant factor wide, which is the best one for the other clusters.",
         lambda s: s.mean("constant"),
     )
     too_fast = Column["Score", float](
@@ -83,6 +85,13 @@ class Score(Row):
         "The share of rows that are predicted too fast.",
         lambda s: s.mean("too_fast"),
     )
+
+    def over_clusters(self, column: str) -> tuple[float, float]:
+        """Return the 5 % and the 95 % quantile of a column's mean over resampled clusters, which weigh the same."""
+        means = self.table.groupby("cluster")[column].mean().to_numpy()
+        drawn = np.random.default_rng(0).integers(0, len(means), (_RESAMPLES, len(means)))
+        low, high = np.quantile(means[drawn].mean(axis=1), [0.05, 0.95])
+        return float(low), float(high)
 
     def skill_over(self, null_error: float) -> float | None:
         """Return 1 - median error / error of a null; ``None`` where that makes none."""
@@ -120,10 +129,10 @@ def score_sets(rows: Sequence[JudgedRow], key: Callable[[JudgedRow], str] = lamb
 
 def _table(rows: Sequence[JudgedRow]) -> pd.DataFrame:
     """Return the rows with their scores, but for those of nulls."""
-    names = ("case", "measured", "predicted", "low", "high")
+    names = ("case", "measured", "predicted", "low", "high", "cluster")
     table = pd.DataFrame({name: [getattr(row, name) for row in rows] for name in names})
-    _, members = np.unique([row.dataset for row in rows], return_inverse=True)
-    measured, predicted, low, high = (table[name].to_numpy() for name in names[1:])
+    _, members = np.unique([row.cluster for row in rows], return_inverse=True)
+    measured, predicted, low, high = (table[name].to_numpy() for name in names[1:5])
     weights = 1 / np.bincount(members)[members]
     return table.assign(
         error=[abs(row.error) for row in rows],
@@ -135,8 +144,8 @@ def _table(rows: Sequence[JudgedRow]) -> pd.DataFrame:
 
 
 def _nulls_beforehand(rows: Sequence[JudgedRow]) -> dict[str, str]:
-    """Return for each set the null that errs least on the other sets; a set that is alone has none."""
-    errors = {name: _null_errors(name, of_set) for name, of_set in grouped(rows, lambda row: row.dataset).items()}
+    """Return for each cluster the null that errs least on the others; one that is alone has none."""
+    errors = {name: _null_errors(name, own) for name, own in grouped(rows, lambda row: row.cluster).items()}
     medians = pd.DataFrame(
         {name: {null: np.median(e) for null, e in of_set.items()} for name, of_set in errors.items()}
     )
@@ -148,17 +157,21 @@ def _nulls_beforehand(rows: Sequence[JudgedRow]) -> dict[str, str]:
 
 
 def pooled(scores: Iterable[Score]) -> list[Score]:
-    """Return one score for collectives and one for steps, in which every set weighs the same."""
-    return [
-        Score(
-            name=f"all {quantity}s",
-            rows_judged=[row for score in members for row in score.rows_judged],
-            null="that of each set",
-            best_null="the best of each set",
-            table=pd.concat(score.table.assign(weight=score.table.weight / len(members)) for score in members),
+    """Return one score for collectives and one for steps, in which every cluster weighs the same."""
+    every = []
+    for quantity, members in grouped(scores, lambda score: score.quantity).items():
+        table = pd.concat(score.table for score in members)
+        rows_of = table.groupby("cluster").cluster.transform("size")
+        every.append(
+            Score(
+                name=f"all {quantity}s",
+                rows_judged=[row for score in members for row in score.rows_judged],
+                null="that of each cluster",
+                best_null="the best of each set",
+                table=table.assign(weight=1 / rows_of / table.cluster.nunique()),
+            )
         )
-        for quantity, members in grouped(scores, lambda score: score.quantity).items()
-    ]
+    return every
 
 
 def _null_errors(name: str, rows: Sequence[JudgedRow]) -> dict[str, Floats]:
@@ -178,6 +191,6 @@ def _null_errors(name: str, rows: Sequence[JudgedRow]) -> dict[str, Floats]:
 def _score(name: str, rows: Sequence[JudgedRow], table: pd.DataFrame, beforehand: Mapping[str, str]) -> Score:
     errors = _null_errors(name, rows)
     best = min(errors, key=lambda null: float(np.median(errors[null])))
-    null = beforehand.get(rows[0].dataset, best)
+    null = beforehand.get(rows[0].cluster, best)
     table = table.assign(null_error=errors[null], best_null_error=errors[best], weight=1 / len(rows))
     return Score(name=name, rows_judged=rows, null=null, best_null=best, table=table)

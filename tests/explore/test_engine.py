@@ -103,7 +103,7 @@ def random_case(draw: random.Random, layers: Workload, known: Machine) -> Case |
             batch_norm=draw.choice(["local", "local", "local", "global"]),
             strategy=strategy,
         )
-        of_setting = varied_machine(for_prediction(layers, known, [devices]), layout, varied)
+        of_setting = varied_machine(for_prediction(layers, known), layout, varied)
         predicted = predict(layers, of_setting, plan)
     except ConfigError:
         return None

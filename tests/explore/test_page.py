@@ -64,7 +64,7 @@ def test_labels_keep_apart_and_a_slider_predicts_as_python_at_every_width(tmp_pa
     frames = "".join(f'<iframe src="shown.html" style="width:{width}px;height:900px"></iframe>' for width in WIDTHS)
     of_widths = json.loads(evaluated(tmp_path, SEEN_AND_MOVED, frames))
     layers = workload.read(EXAMPLE_WORKLOAD)
-    points = predict_points(layers, for_prediction(layers, machine.read("10gbe"), [8, 12]), Grid.of(devices=[8, 12]))[0]
+    points = predict_points(layers, for_prediction(layers, machine.read("10gbe")), Grid.of(devices=[8, 12]))[0]
     before, after = (point["predicted_step_s"] for point in points)
     assert len(of_widths) == len(WIDTHS)
     for seen in of_widths:

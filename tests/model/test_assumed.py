@@ -38,7 +38,7 @@ def test_what_somebody_states_is_taken_once_and_not_assumed(field: str, value: f
     stated = with_stated(workload(), machine(), [1, 2, 4], field, value)
     slowdowns = [(slowdown.devices, slowdown.factor) for slowdown in stated.compute_slowdown]
     assert slowdowns == [(2, 1.3), (4, 1.3)] if field == "compute_slowdown" else getattr(stated, field) == value
-    filled = with_defaults(workload(), stated, [2])
+    filled = with_defaults(workload(), stated)
     assert set(filled.assumed) == ASSUMED.keys() - {field}
     assert getattr(filled, field) == getattr(stated, field)
     with pytest.raises(ConfigError, match=f"stated already, by {field} of the machine"):
@@ -47,8 +47,8 @@ def test_what_somebody_states_is_taken_once_and_not_assumed(field: str, value: f
 
 def test_intervals_that_the_machine_states_are_not_assumed() -> None:
     widths = (IntervalWidth(group="any", factor=2.0),)
-    assert with_defaults(workload(), machine(interval_widths=widths), [2]).interval_widths == widths
-    (assumed,) = with_defaults(workload(), machine(), [2]).interval_widths
+    assert with_defaults(workload(), machine(interval_widths=widths)).interval_widths == widths
+    (assumed,) = with_defaults(workload(), machine()).interval_widths
     assert assumed.factor == ASSUMED["interval_widths"]
 
 
@@ -63,7 +63,7 @@ def test_a_flag_says_what_a_file_would_say(dpsim: Dpsim) -> None:
 def test_the_interval_reaches_what_an_assumed_contention_could_be(threshold: float) -> None:
     at = Plan(devices=8, global_batch=64, overlap="thread", algorithm="ring", fusion_threshold_bytes=threshold)
     link = Link(latency_s=0.1, bandwidth_bytes_per_s=200.0)
-    assumed = with_defaults(workload(), Machine(name="m", link=link), [8])
+    assumed = with_defaults(workload(), Machine(name="m", link=link))
     alone, predicted = (
         predict_with_interval(workload(), assumed, each) for each in (at.on_one_device(global_batch=8), at)
     )

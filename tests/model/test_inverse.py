@@ -14,7 +14,6 @@ from published_files import WORKLOAD
 
 from dpsim import machine as machines
 from dpsim import workload as workload_files
-from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError
 from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.model import for_prediction, predict_points
@@ -40,7 +39,7 @@ def reaches(
     workload: Workload, machine: Machine, devices: int | str, target: Target, end: int = PREDICTED, **settings: Any
 ) -> bool:
     """Whether a plain prediction reaches a target by its step, or by an end of its interval."""
-    known = for_prediction(workload, machine, [parse_devices(devices)[0]])
+    known = for_prediction(workload, machine)
     (point,), _ = predict_points(workload, known, Grid.of(devices=devices, **settings))
     value = point[RESULT[target.goal][end]]
     if target.goal == "step-time":
@@ -178,7 +177,7 @@ def test_a_target_within_reach_of_everything_is_said_to_be() -> None:
 
 
 def test_no_threshold_is_faster_than_the_best_bucket() -> None:
-    known = for_prediction(GOOGLENET, ETHERNET, [64])
+    known = for_prediction(GOOGLENET, ETHERNET)
     best = best_bucket(GOOGLENET, known, Grid.of(devices=64, local_batch=16))
     thresholds = [0.0, *(2.0**power for power in range(10, 27)), math.inf]
     points, _ = predict_points(GOOGLENET, known, Grid.of(devices=64, fusion_threshold_bytes=thresholds, local_batch=16))
@@ -191,7 +190,7 @@ def test_no_threshold_is_faster_than_the_best_bucket() -> None:
 
 
 def test_a_rule_that_no_threshold_beats_is_left_without_one() -> None:
-    known = for_prediction(GOOGLENET, ETHERNET, [64])
+    known = for_prediction(GOOGLENET, ETHERNET)
     best = best_bucket(GOOGLENET, known, Grid.of(devices=64, fusion_rule="ddp", local_batch=16))
     assert best.row.gain.value < 1 and best.default.step_s < best.row.step_s
     assert "no bucket size beats ddp without one, " in bucket_sentence(best, weak=True)

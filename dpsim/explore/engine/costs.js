@@ -197,8 +197,8 @@ function overlappedCurve(machine, collective, overlap) {
   }
   const idle = idleCurve(machine, collective);
   if (!ofAlgorithm.length) {
-    const factor = machine.contention ?? 1;
-    const rows = [idle.rows[0].map((seconds) => factor * seconds), idle.sizes.map(() => 0)];
+    const rows = [machine.contention ?? 1, machine.computation_taken ?? 0]
+      .map((factor) => idle.rows[0].map((seconds) => factor * seconds));
     return [{sizes: idle.sizes, rows, ...(ofMechanism.length ? NOTHING : {first: 0, last: Infinity})}, 0];
   }
   const nearest = least(ofAlgorithm, (each) => Math.abs(each.devices - collective.devices),

@@ -19,7 +19,10 @@ function interval(world, plan, schedule, step) {
   const model = workload.emulated_compute
     ? Math.hypot(constants.EMULATED_MODEL_ERROR * plan.devices, constants.EMULATED_OWN_ERROR)
     : Math.hypot(constants.COMMON_MODEL_ERROR, constants.OWN_MODEL_ERROR);
-  const width = machine.interval_factor[plan.devices > 1 ? "several" : "one"];
+  const known = workload.local_batches;
+  const otherBatch = plan.local_batch < known[0] || plan.local_batch > known.at(-1);
+  const {one, several, other_batch: ofOtherBatch} = machine.interval_factor;
+  const width = otherBatch && ofOtherBatch !== several ? ofOtherBatch : plan.devices > 1 ? several : one;
   const widened = Object.entries(shifts).map(([name, each]) =>
     each.map((shift) => (assumed && name === "overlapped" ? shift : width * shift)));
   const [low_s, high_s] = ends(step, width * model, widened, constants.DEVIATIONS);

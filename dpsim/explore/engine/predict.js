@@ -35,7 +35,7 @@ const ALONE = {name: "data-parallel", text: "data-parallel", stages: 1, parts: 1
 /** The setting on one device that a setting is compared with: the same samples at once. */
 const onOneDevice = (setting) => ({...setting, devices: 1, devices_a_node: 0, strategy: ALONE});
 
-/** The world with the link and the contention that a setting states, and with what is assumed at its device count. */
+/** The world with the link and the contention that a setting states. */
 const variedWorld = remembered(({devices, devices_a_node, latency_s, bandwidth_bytes_per_s, contention}) =>
   [devices, devices_a_node, latency_s, bandwidth_bytes_per_s, contention].join(), (world, setting) => {
   const {constants} = world;
@@ -54,9 +54,6 @@ const variedWorld = remembered(({devices, devices_a_node, latency_s, bandwidth_b
   if (setting.contention !== null) {
     const assumed = machine.assumed.filter((field) => field !== "contention");
     Object.assign(machine, {contention: setting.contention, contention_uncertainty: constants.CERTAIN, assumed});
-  }
-  if (machine.assumed_slowdown && setting.devices > 1) {
-    machine.compute_slowdown = [{devices: setting.devices, ...machine.assumed_slowdown}];
   }
   return {...world, machine};
 });

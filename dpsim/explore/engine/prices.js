@@ -39,11 +39,12 @@ function byDevices(slowdowns, name, alone, devices) {
 
 /** [factor on every compute time when so many devices compute at once, whether that is extrapolated]. */
 function computeSlowdown(machine, {devices, layout}) {
-  const factor = byDevices(machine.compute_slowdown, "factor", 1, devices);
+  const most = Math.max(1, ...machine.compute_slowdown.map((each) => each.devices));
+  const grown = Math.max(1, devices / Math.max(most, 2)) ** ((machine.loss_growth ?? 0) / Math.LN2);
+  const factor = byDevices(machine.compute_slowdown, "factor", 1, devices) * grown;
   const together = !layout || machine.emulated_network ? devices : nodeCounts(layout, devices)[1];
   const shared = machine.cores ? Math.max(1, together / machine.cores) : 1;
-  const most = Math.max(1, ...machine.compute_slowdown.map((each) => each.devices));
-  const beyond = devices > most && (machine.compute_slowdown.length > 0 || shared > 1);
+  const beyond = devices > most && machine.loss_growth === null && (machine.compute_slowdown.length > 0 || shared > 1);
   return [shared > 1 ? Math.max(factor, shared) : factor, beyond];
 }
 

@@ -5,7 +5,7 @@ function uncertainty({workload, machine, constants}, plan, schedule) {
   const {devices, collective, strategy} = plan;
   const emulated = workload.emulated_compute;
   const speed = emulated ? 0 : machine.relative_uncertainty ?? constants.ASSUMED_SPEED;
-  let compute = emulated ? 0 : ofLayers(workload, constants, plan.local_batch);
+  let compute = emulated ? 0 : ofLayers(workload, machine, constants, plan.local_batch);
   if (devices === 1) return {speed, compute};
   compute = Math.hypot(compute, ofSlowdown(machine, constants, plan, emulated));
   let [network, overlapped, loss] = [0, 0, 0];
@@ -31,9 +31,15 @@ function uncertainty({workload, machine, constants}, plan, schedule) {
 }
 
 /** Of layer times; more for every doubling (or halving) outside the profile. */
-function ofLayers(workload, constants, batch) {
+function ofLayers(workload, machine, constants, batch) {
+  const {fixed_share: share, fixed_share_uncertainty: ofShare} = machine;
+  const own = workload.relative_uncertainty ?? constants.ASSUMED_COMPUTE;
+  if (share && ofShare !== null && workload.local_batches.length === 1) {
+    const away = workload.local_batches[0] / batch;
+    return Math.hypot(own, ofShare * share * Math.abs(away - 1) / (share * away + 1 - share));
+  }
   const outside = Math.max(workload.local_batches[0] / batch, batch / workload.local_batches.at(-1), 1);
-  return (workload.relative_uncertainty ?? constants.ASSUMED_COMPUTE) + constants.BATCH_STEP * Math.log2(outside);
+  return own + constants.BATCH_STEP * Math.log2(outside);
 }
 
 /** Of the compute slowdown; more for every doubling away from the nearest calibrated number of devices. */
@@ -45,7 +51,14 @@ function ofSlowdown(machine, constants, plan, emulated) {
     return constants.ASSUMED_SLOWDOWN + constants.DEVICES_STEP * Math.log2(Math.max(1, factor));
   }
   const own = nearest.half_width > 0 ? nearest.half_width / constants.NORMAL_95 : constants.ASSUMED_SLOWDOWN;
-  return own + constants.DEVICES_STEP * Math.abs(Math.log2(plan.devices / nearest.devices));
+  const away = Math.abs(Math.log2(plan.devices / nearest.devices));
+  if (machine.loss_growth_uncertainty !== null) {
+    const {known_devices: known} = machine;
+    const alone = known.length && !known.includes(1) && machine.assumed.includes("compute_slowdown");
+    const doublings = alone ? Math.min(...known.map((each) => Math.abs(Math.log2(plan.devices / each)))) : away;
+    return Math.hypot(alone ? 0 : own, machine.loss_growth_uncertainty * doublings);
+  }
+  return own + constants.DEVICES_STEP * away;
 }
 
 /** The layouts that two devices of a plan can have. */
@@ -103,7 +116,11 @@ function doublingsOutside(machine, collective, buckets) {
 /** [of the times beside computation, of the compute time lost], by the nearest table of the mechanism. */
 function ofOverlap(machine, constants, collective, overlap) {
   const tables = machine.overlap.filter((each) => each.overlap === overlap && each.algorithm === collective.algorithm);
-  if (!tables.length) return [machine.contention_uncertainty ?? constants.ASSUMED_OVERLAP, constants.ASSUMED_LOSS];
+  if (!tables.length) {
+    const {computation_taken: taken, computation_taken_uncertainty: ofTaken} = machine;
+    const ofLoss = taken && ofTaken !== null ? ofTaken / taken : constants.ASSUMED_LOSS;
+    return [machine.contention_uncertainty ?? constants.ASSUMED_OVERLAP, ofLoss];
+  }
   const doublings = (table) => Math.abs(Math.log2(table.devices / collective.devices));
   const nearest = least(tables, (table) => table.kind !== collective.kind, doublings);
   const otherKind = nearest.kind !== collective.kind ? constants.ASSUMED_TABLE : 0;

@@ -1,0 +1,80 @@
+"""How wide intervals must be on clusters that nobody has seen, by what predictions of others missed: a two-level model.
+
+Two clusters differ in how wrong predictions are of each, and the rows of one share that. So a row of a new cluster is
+normal with a scale that is drawn anew for each cluster; how much scales differ is taken from all cells together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.grouping import grouped
+from dpsim.model.cells import Cell
+from dpsim.model.residuals import LEVEL, conformal_factor
+from dpsim.uncertainty import IntervalWidth
+from dpsim.validation.judge import JudgedRow
+
+Floats = NDArray[np.float64]
+_LEAST_SCALE = 0.15
+"""Predictions that were nearly exact do not say that the next ones will be."""
+_PRIOR_CLUSTERS, _PRIOR_DEVIATION, _PRIOR_DEGREES = 3, 0.5, 2
+"""A cell's mean begins as that of all cells with so many clusters; what logarithms of scales differ by, and the degrees
+of freedom of that, where few clusters tell."""
+_DRAWS = (np.arange(41) + 0.5) / 41
+
+
+def widths_by_cell(rows: Sequence[JudgedRow]) -> dict[Cell, IntervalWidth]:
+    """Return for each cell of the rows how many times as wide as the model's own the next cluster's intervals must be.
+
+    s is the logarithm of a cluster's scale in a cell: the root mean square of its rows' errors over the standard errors
+    of their intervals. A cell's s of a new cluster follows Student's distribution around the mean of the cell's
+    clusters, which is drawn to that of all; its width is that of ``deviations`` over the normal distribution's.
+    """
+    cells = {
+        cell: [_log_scale(of_cluster) for of_cluster in grouped(of_cell, lambda row: row.cluster).values()]
+        for cell, of_cell in grouped(rows, lambda row: row.cell).items()
+    }
+    every = [scale for scales in cells.values() for scale in scales]
+    away = [scale - float(np.mean(scales)) for scales in cells.values() for scale in scales]
+    degrees = len(every) - len(cells) + _PRIOR_DEGREES
+    deviation = math.sqrt((float(np.square(away).sum()) + _PRIOR_DEGREES * _PRIOR_DEVIATION**2) / degrees)
+    of_all = float(np.mean(every)) if every else 0.0
+    widths = dict[Cell, IntervalWidth]()
+    for cell, scales in cells.items():
+        clusters = len(scales) + _PRIOR_CLUSTERS
+        mean = (sum(scales) + _PRIOR_CLUSTERS * of_all) / clusters
+        factor = _deviations(mean, deviation * math.sqrt(1 + 1 / clusters), degrees) / _deviations(0.0, 0.0, 1)
+        widths[cell] = IntervalWidth(group=cell, factor=factor, clusters=len(scales))
+    return widths
+
+
+def conformal_widths(rows: Sequence[JudgedRow]) -> Mapping[Cell, float]:
+    """Return the same by split conformal prediction, which assumes nothing; infinite for fewer than nine clusters."""
+    return {
+        cell: conformal_factor(
+            [row.miss for row in of_cluster] for of_cluster in grouped(of_cell, lambda row: row.cluster).values()
+        )
+        for cell, of_cell in grouped(rows, lambda row: row.cell).items()
+    }
+
+
+def _log_scale(rows: Sequence[JudgedRow]) -> float:
+    missed = np.array([row.miss for row in rows]) * _deviations(0.0, 0.0, 1)
+    return math.log(max(math.sqrt(float(np.mean(missed**2))), _LEAST_SCALE))
+
+
+def _deviations(mean: float, deviation: float, degrees: int) -> float:
+    """Return the half width that holds ``LEVEL`` of normal errors whose scale's logarithm is drawn from Student's."""
+    from scipy.optimize import brentq
+    from scipy.special import ndtr, stdtrit
+
+    scales: Floats = np.exp(mean + deviation * stdtrit(degrees, _DRAWS))
+
+    def outside(half_width: float) -> float:
+        return float(np.mean(2 * ndtr(-half_width / scales))) - (1 - LEVEL)
+
+    return float(brentq(outside, 1e-6 * scales.min(), 1e3 * scales.max()))
