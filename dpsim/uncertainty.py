@@ -11,9 +11,9 @@ import math
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 
-ASSUMED_COMPUTE = 0.08
+ASSUMED_COMPUTE = 0.04
 """Of the layer times of a workload that states no uncertainty."""
-ASSUMED_SPEED = 0.05
+ASSUMED_SPEED = 0.03
 """Of the mean of later times on a machine that states no uncertainty."""
 ASSUMED_SLOWDOWN = 0.05
 """Of a compute slowdown whose half width is not known."""

@@ -129,6 +129,9 @@ def _sentences(found: Estimated, known: dict[str, FreeNumber]) -> list[str]:
     machine, names = found.machine, {number.name for number in found.numbers}
     if machine.link is not None and not machine.allreduce and "latency" not in names:
         sentences.append(f"Note: a message's latency is taken to be {format_duration(machine.link.latency_s)}.")
-    assumed = [field for field in machine.assumed if field != "interval_widths"]
+    if found.loses_less:
+        sentences.append("Note: several devices lose less than is assumed, so nothing is taken to be lost.")
+    lost = ("compute_slowdown", "loss_growth") if found.loses_less else ()
+    assumed = [field for field in machine.assumed if field not in ("interval_widths", *lost)]
     sentences += [f"Note: {field} is assumed, as dpsim predict does for published machines." for field in assumed]
     return sentences

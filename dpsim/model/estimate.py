@@ -115,16 +115,52 @@ FREE = {
         FreeNumber(
             name="loss",
             unit="ratio",
-            text="times as long as one device that several compute, which wait for the slowest",
+            text="times as long as one device that two compute, which wait for the slowest",
             told_by="a row of one device beside those of several",
             starts=(1.03, 1.2),
             low=1.0,
             high=20.0,
         ),
+        FreeNumber(
+            name="growth",
+            unit="ratio",
+            text="what each further doubling of the devices adds to the logarithm of the loss",
+            told_by="rows of three numbers of devices or more",
+            starts=(0.01, 0.05),
+            low=1e-3,
+            high=1.0,
+        ),
+        FreeNumber(
+            name="taken",
+            unit="ratio",
+            text="the part of a collective's time inside a node that computation beside it takes longer",
+            told_by="rows with overlap inside a node, whose collectives differ",
+            starts=(0.3,),
+            low=1e-2,
+            high=1.0,
+        ),
     )
 }
 """The numbers that can be free, by their names."""
 DEFAULT_FREE = ("compute", "bandwidth")
+_MACHINE_FIELDS = {
+    "overhead": "collective_overhead_s",
+    "contention": "contention",
+    "growth": "loss_growth",
+    "taken": "computation_taken",
+}
+"""The fields of a machine that free numbers are, by their names."""
+_SHARES = ("growth", "taken")
+"""Those whose uncertainty is a standard error of the number and not of its logarithm."""
+_OF_COMMUNICATION = {"bandwidth", "latency", "overhead", "contention"}
+
+
+class _UntoldError(ConfigError):
+    """No row tells these free numbers."""
+
+    def __init__(self, names: Sequence[str], given: str, *, allowed: str, remedy: str) -> None:
+        super().__init__(given, allowed=allowed, remedy=remedy)
+        self.names = tuple(names)
 
 
 class Fitted(NamedTuple):
@@ -137,12 +173,16 @@ class Fitted(NamedTuple):
 
 
 class Estimated(NamedTuple):
-    """The files that follow from the fit, its numbers, and predicted over measured of each row, minus 1."""
+    """The files that follow from the fit, its numbers, and predicted over measured of each row, minus 1.
+
+    ``loses_less`` says that several devices lose less than is assumed, so that nothing was taken to be lost.
+    """
 
     workload: Workload
     machine: Machine
     numbers: tuple[Fitted, ...]
     errors: tuple[float, ...]
+    loses_less: bool
 
 
 def estimate(
@@ -154,18 +194,32 @@ def estimate(
     the sizes of its layers. The other numbers are the machine's. Standard errors are those of least squares, by the
     scatter of the rows and at least ``ROW_ERROR``. Raises ``ConfigError`` for fewer rows than free numbers, for a
     number that no row tells, and for numbers that the rows cannot tell apart. What a published machine leaves open and
-    is not free is assumed (``dpsim.model.defaults``), and the estimated machine states it.
+    is not free is assumed (``dpsim.model.defaults``), and the estimated machine states it. Rows that lose less than is
+    assumed, so that they leave nothing for communication, are fitted without a loss.
     """
+    names = _checked(machine, rows, free)
+    known = tuple(sorted({row.plan.devices for row in rows})) if "compute" in names else ()
+    assuming = msgspec.structs.replace(_open(with_defaults(workload, machine), names), known_devices=known)
+    try:
+        return _fit(workload, assuming, rows, names, loses_less=False)
+    except _UntoldError as error:
+        lossless = _without_loss(assuming)
+        if lossless == assuming or not _OF_COMMUNICATION & {*error.names}:
+            raise
+    return _fit(workload, lossless, rows, names, loses_less=True)
+
+
+def _fit(
+    workload: Workload, machine: Machine, rows: Sequence[MeasuredStep], names: Sequence[str], *, loses_less: bool
+) -> Estimated:
+    """Return the fit of these free numbers on a machine that states or assumes all else. Raises ``ConfigError``."""
     from scipy.optimize import least_squares
 
-    names = _checked(machine, rows, free)
-    machine = _open(with_defaults(workload, machine), names)
     base = _with_times(workload, min(row.plan.local_batch for row in rows))
-    devices = sorted({row.plan.devices for row in rows} - {1})
 
     def inputs(logarithms: Floats) -> tuple[Workload, Machine]:
         values = dict(zip(names, np.exp(logarithms).tolist(), strict=True))
-        return _with_values(base, machine, devices, values)
+        return _with_values(base, machine, values)
 
     def misfits(logarithms: Floats) -> Floats:
         trained, fitted_machine = inputs(logarithms)
@@ -194,7 +248,20 @@ def estimate(
         machine=_with_doubts(fitted_machine, doubts),
         numbers=numbers,
         errors=tuple(np.expm1(fit.fun).tolist()),
+        loses_less=loses_less,
     )
+
+
+def _without_loss(machine: Machine) -> Machine:
+    """Return a machine on which nothing is assumed to be lost by several devices, with the same doubts."""
+    changes: dict[str, object] = {}
+    if "compute_slowdown" in machine.assumed:
+        changes["compute_slowdown"] = tuple(
+            msgspec.structs.replace(each, factor=1.0) for each in machine.compute_slowdown
+        )
+    if "loss_growth" in machine.assumed:
+        changes["loss_growth"] = 0.0
+    return msgspec.structs.replace(machine, **changes)
 
 
 def _fitted(names: Sequence[str], fit: Any, derivatives: Floats, ends: Floats) -> tuple[Fitted, ...]:
@@ -236,7 +303,8 @@ def _checked(machine: Machine, rows: Sequence[MeasuredStep], free: Sequence[str]
             allowed="a link that is fitted, or tables",
             remedy="leave bandwidth and latency out of --free, or the machine file",
         )
-    for name, table in (("contention", machine.overlap), ("loss", machine.compute_slowdown)):
+    tables = ("contention", machine.overlap), ("taken", machine.overlap), ("loss", machine.compute_slowdown)
+    for name, table in tables:
         if name in names and table:
             raise ConfigError(
                 f"{name} is free, and machine {machine.name!r} has tables that say it",
@@ -248,7 +316,12 @@ def _checked(machine: Machine, rows: Sequence[MeasuredStep], free: Sequence[str]
 
 def _open(machine: Machine, names: Sequence[str]) -> Machine:
     """Return a machine without what is assumed of a number that is free."""
-    fields = {"loss": ("compute_slowdown", ()), "contention": ("contention", None)}
+    fields = {
+        "loss": ("compute_slowdown", ()),
+        "growth": ("loss_growth", None),
+        "contention": ("contention", None),
+        "taken": ("computation_taken", None),
+    }
     changes: dict[str, object] = dict(fields[name] for name in names if name in fields)
     assumed = tuple(name for name in machine.assumed if name not in changes)
     return msgspec.structs.replace(machine, assumed=assumed, **changes)
@@ -282,9 +355,7 @@ def _with_times(workload: Workload, local_batch: float) -> Workload:
     return msgspec.structs.replace(workload, local_batches=(batch,), layers=layers)
 
 
-def _with_values(
-    base: Workload, machine: Machine, devices: Sequence[int], values: Mapping[str, float]
-) -> tuple[Workload, Machine]:
+def _with_values(base: Workload, machine: Machine, values: Mapping[str, float]) -> tuple[Workload, Machine]:
     """Return workload and machine with these values of free numbers; ``base`` computes for one second."""
     trained = base.slowed(values["compute"]) if "compute" in values else base
     changes: dict[str, object] = {}
@@ -296,14 +367,9 @@ def _with_values(
     if of_link:
         link = machine.link or Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
         changes["link"] = msgspec.structs.replace(link, **of_link)
-    if "overhead" in values:
-        changes["collective_overhead_s"] = values["overhead"]
-    if "contention" in values:
-        changes["contention"] = values["contention"]
+    changes |= {field: values[name] for name, field in _MACHINE_FIELDS.items() if name in values}
     if "loss" in values:
-        changes["compute_slowdown"] = tuple(
-            ComputeSlowdown(devices=count, factor=values["loss"]) for count in devices or (2,)
-        )
+        changes["compute_slowdown"] = (ComputeSlowdown(devices=2, factor=values["loss"]),)
     return trained, msgspec.structs.replace(machine, **changes)
 
 
@@ -313,10 +379,10 @@ def _with_doubts(machine: Machine, doubts: Mapping[str, float]) -> Machine:
     of_link = [doubts[name] for name in ("bandwidth", "latency") if name in doubts]
     if of_link and machine.link is not None:
         changes["link"] = msgspec.structs.replace(machine.link, relative_uncertainty=max(of_link))
-    if "overhead" in doubts:
-        changes["collective_overhead_uncertainty"] = doubts["overhead"]
-    if "contention" in doubts:
-        changes["contention_uncertainty"] = doubts["contention"]
+    for name, field in _MACHINE_FIELDS.items():
+        if name in doubts:
+            of_share = getattr(machine, field) if name in _SHARES else 1.0
+            changes[f"{field.removesuffix('_s')}_uncertainty"] = of_share * doubts[name]
     if "loss" in doubts:
         changes["compute_slowdown"] = tuple(
             msgspec.structs.replace(each, half_width=NORMAL_95 * doubts["loss"]) for each in machine.compute_slowdown
@@ -358,7 +424,8 @@ def _check_told(names: Sequence[str], rows: Sequence[MeasuredStep], derivatives:
     lengths = np.sqrt(np.sum(derivatives**2, axis=0))
     blind = [name for name, length in zip(names, lengths, strict=True) if length < _BLIND]
     if blind:
-        raise ConfigError(
+        raise _UntoldError(
+            blind,
             f"no row tells {' and '.join(blind)}: steps stay as they are whatever it is",
             allowed="rows whose step depends on every free number",
             remedy=f"add {' and '.join(dict.fromkeys(FREE[name].told_by for name in blind))}; or leave"
