@@ -236,4 +236,5 @@ def _factors(errors: Uncertainty, machine: Machine, sign: int) -> tuple[Factors,
         Factors(overlapped=overlapped),
         Factors(loss=loss),
         Factors(overhead=_power(sign * errors.overhead)),
+        Factors(fixed_share=_power(sign * errors.fixed_share)),
     )

@@ -38,7 +38,7 @@ class Factors(NamedTuple):
 
     ``compute`` scales computation and the host's launches, ``network`` collectives with nothing else running,
     ``overlapped`` those during computation, ``loss`` the compute time that these take away, ``overhead`` what the host
-    adds to each collective.
+    adds to each collective, ``fixed_share`` the machine's part of layer times that no batch changes.
     """
 
     compute: float = 1.0
@@ -46,6 +46,7 @@ class Factors(NamedTuple):
     overlapped: float = 1.0
     loss: float = 1.0
     overhead: float = 1.0
+    fixed_share: float = 1.0
 
 
 EXACT = Factors()
@@ -93,14 +94,16 @@ def waiting_factor(machine: Machine, workload: Workload, devices: int) -> float:
     return max(1.0, slowest(devices, slow_devices=slow_devices) / slowest(calibrated))
 
 
-def batch_factor(machine: Machine, workload: Workload, local_batch: float) -> float:
+def batch_factor(machine: Machine, workload: Workload, local_batch: float, of_share: float = 1.0) -> float:
     """How many times as long layers compute at a local batch as in proportion to the only one that times are known at.
 
-    f B / b + 1 - f with the machine's ``fixed_share`` f of the times at the known batch B. 1 where it is not known, or
-    where times at several batches tell what a step takes whatever the batch.
+    f B / b + 1 - f with the machine's ``fixed_share``, times ``of_share``, f of the times at the known batch B. 1 where
+    it is not known, or where times at several batches tell what a step takes whatever the batch.
     """
-    share, profiled_batches = machine.fixed_share, workload.local_batches
-    return 1.0 if not share or len(profiled_batches) > 1 else share * profiled_batches[0] / local_batch + 1 - share
+    if not machine.fixed_share or len(workload.local_batches) > 1:
+        return 1.0
+    share = min(1.0, machine.fixed_share * of_share)
+    return share * workload.local_batches[0] / local_batch + 1 - share
 
 
 def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
@@ -115,7 +118,7 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     waits = waiting_factor(machine, workload, plan.devices)
     slowdown *= factors.compute
     samples = local_share(plan)
-    slowdown_of_layers = slowdown * waits * batch_factor(machine, workload, samples)
+    slowdown_of_layers = slowdown * waits * batch_factor(machine, workload, samples, factors.fixed_share)
     if plan.accumulate > 1 and not workload.emulated_compute:
         slowdown_of_layers *= workload.accumulation_factor
     layers, announces = _layer_arrays(workload, samples, slowdown_of_layers, factors.compute)

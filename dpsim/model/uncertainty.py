@@ -52,7 +52,8 @@ class Uncertainty(NamedTuple):
 
     ``speed`` is that of the mean of the machine's later times, common to computation and whatever processors send;
     ``compute`` of all computing times, ``network`` of collectives with nothing else running, ``overlapped`` of their
-    times during computation, ``loss`` of the compute time lost to them, ``overhead`` of what the host adds to each.
+    times during computation, ``loss`` of the compute time lost to them, ``overhead`` of what the host adds to each,
+    ``fixed_share`` of the part of the layer times that no batch changes.
     """
 
     speed: float
@@ -61,6 +62,7 @@ class Uncertainty(NamedTuple):
     overlapped: float
     loss: float
     overhead: float = 0.0
+    fixed_share: float = 0.0
 
 
 def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
@@ -75,7 +77,7 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
     speed = 0.0 if emulated else ASSUMED_SPEED if stated_doubt is None else stated_doubt
     compute = 0.0 if emulated else _compute(workload, machine, local_share(plan))
     if devices == 1:
-        return Uncertainty(speed, compute, 0.0, 0.0, 0.0)
+        return Uncertainty(speed, compute, 0.0, 0.0, 0.0, fixed_share=_fixed_share(workload, machine, local_share(plan)))
     compute = math.hypot(compute, _slowdown(machine, devices, plan.layout, emulated=emulated))
     network = overlapped = loss = 0.0
     if plan.data_devices > 1:
@@ -96,7 +98,7 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
         network = max(network, *messages)
     stated_doubt = machine.collective_overhead_uncertainty
     overhead = (ASSUMED_OVERHEAD if stated_doubt is None else stated_doubt) if machine.collective_overhead_s else 0.0
-    return Uncertainty(speed, compute, network, overlapped, loss, overhead)
+    return Uncertainty(speed, compute, network, overlapped, loss, overhead, _fixed_share(workload, machine, local_share(plan)))
 
 
 def of_each_size(schedule: Schedule, machine: Machine) -> tuple[str, ...]:
@@ -121,16 +123,22 @@ def of_each_size(schedule: Schedule, machine: Machine) -> tuple[str, ...]:
 def _compute(workload: Workload, machine: Machine, local_batch: float) -> float:
     """Of layer times at a local batch; more for every doubling (or halving) outside the profile.
 
-    Where the share f of a step that no batch changes has a doubt s of its logarithm, it is |d log step / d log f| s:
-    for times known at r times the batch f |r - 1| / (f r + 1 - f) s.
+    Where the share of a step that no batch changes has a doubt of its own (``_fixed_share``), that is all.
     """
-    stated, share = workload.relative_uncertainty, machine.fixed_share
+    stated = workload.relative_uncertainty
     doubt = ASSUMED_COMPUTE if stated is None else stated
-    if share and machine.fixed_share_uncertainty is not None and len(workload.local_batches) == 1:
-        away = workload.local_batches[0] / local_batch
-        return math.hypot(doubt, machine.fixed_share_uncertainty * share * abs(away - 1) / (share * away + 1 - share))
+    if _fixed_share(workload, machine, local_batch):
+        return doubt
     outside = max(workload.local_batches[0] / local_batch, local_batch / workload.local_batches[-1], 1.0)
     return doubt + BATCH_STEP * math.log2(outside)
+
+
+def _fixed_share(workload: Workload, machine: Machine, local_batch: float) -> float:
+    """Of the share of a step that no batch changes, where layer times are known at one batch and the doubt is stated."""
+    known, *others = workload.local_batches
+    if not machine.fixed_share or workload.emulated_compute or others or known == local_batch:
+        return 0.0
+    return machine.fixed_share_uncertainty or 0.0
 
 
 @remember

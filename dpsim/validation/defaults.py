@@ -44,7 +44,7 @@ class Tried:
 TRIED: Mapping[str, Tried] = {
     "compute_slowdown": Tried(values=(1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.08, 1.1, 1.13, 1.2, 1.3, 1.5)),
     "loss_growth": Tried(values=(0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.09), ratio=False),
-    "fixed_share": Tried(values=(0.01, 0.03, 0.05, 0.07, 0.09, 0.12, 0.16, 0.2, 0.3)),
+    "fixed_share": Tried(values=(0.01, 0.03, 0.05, 0.07, 0.09, 0.12, 0.16, 0.2, 0.3, 0.45, 0.6, 0.8)),
     "contention": Tried(values=(1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)),
     "computation_taken": Tried(values=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0), ratio=False),
 }
@@ -86,7 +86,8 @@ def of_other_clusters(
     steps = [case for case in cases if case.quantity == "step"]
     by_cluster = grouped(steps, lambda case: sets[case.dataset].provenance.cluster)
     estimated: dict[str, tuple[Default, ...]] = dict.fromkeys((*by_cluster, NOBODY), ())
-    for default in (each for each in defaults if each.field in TRIED):
+    tried = [default for default in defaults if default.field in TRIED]
+    for default in (*tried, *tried[:1]):
         of_default = functools.partial(_implied, sets, default)
         before = [estimated[name] for name in by_cluster]
         implied_ranges = (executor.map if executor else map)(of_default, by_cluster.values(), before)
@@ -95,7 +96,8 @@ def of_other_clusters(
             others = [implied for other, implied in ranges.items() if other != name and implied is not None]
             if others:
                 value, doubt = _nearest(TRIED[default.field], others)
-                estimated[name] = (*estimated[name], replace(default, value=value, doubt=doubt))
+                before_it = [each for each in estimated[name] if each.field != default.field]
+                estimated[name] = (*before_it, replace(default, value=value, doubt=doubt))
     return estimated
 
 

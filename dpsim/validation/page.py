@@ -63,6 +63,7 @@ UNKNOWNS = {
     "overlapped": "collectives beside backward",
     "loss": "computation that collectives take away",
     "overhead": "what the host adds to a collective",
+    "fixed_share": "what a step takes whatever the batch",
     "model": "the model itself",
 }
 """What makes intervals wide, in words: the fields of ``dpsim.model.uncertainty.Uncertainty``, and ``model``."""

@@ -1,7 +1,7 @@
 // What a step charges for its operations, as dpsim/model/prices.py: computation, collectives and overlap.
 
-const EXACT = {compute: 1, network: 1, overlapped: 1, loss: 1, overhead: 1};
-const FREE_NETWORK = {compute: 1, network: 0, overlapped: 0, loss: 0, overhead: 0};
+const EXACT = {compute: 1, network: 1, overlapped: 1, loss: 1, overhead: 1, fixed_share: 1};
+const FREE_NETWORK = {compute: 1, network: 0, overlapped: 0, loss: 0, overhead: 0, fixed_share: 1};
 
 /** A value of rows at a local batch: linear between the profiled ones, along the nearest segment outside. */
 function atBatch(batches, values, batch) {
@@ -77,7 +77,8 @@ function pricesOf(world, plan, schedule, factors) {
   const waits = waitingFactor(machine, workload, devices);
   let ofLayers = slowdown * waits;
   if (machine.fixed_share && workload.local_batches.length === 1) {
-    ofLayers *= machine.fixed_share * workload.local_batches[0] / samples + 1 - machine.fixed_share;
+    const share = Math.min(1, machine.fixed_share * factors.fixed_share);
+    ofLayers *= share * workload.local_batches[0] / samples + 1 - share;
   }
   if (plan.accumulate > 1 && !workload.emulated_compute) ofLayers *= workload.accumulation_factor;
   const times = layerTimes(workload, samples);

@@ -6,7 +6,8 @@ function uncertainty({workload, machine, constants}, plan, schedule) {
   const emulated = workload.emulated_compute;
   const speed = emulated ? 0 : machine.relative_uncertainty ?? constants.ASSUMED_SPEED;
   let compute = emulated ? 0 : ofLayers(workload, machine, constants, plan.local_batch);
-  if (devices === 1) return {speed, compute};
+  const fixed_share = ofFixedShare(workload, machine, plan.local_batch);
+  if (devices === 1) return {speed, compute, fixed_share};
   compute = Math.hypot(compute, ofSlowdown(machine, constants, plan, emulated));
   let [network, overlapped, loss] = [0, 0, 0];
   if (plan.data_devices > 1) {
@@ -27,19 +28,22 @@ function uncertainty({workload, machine, constants}, plan, schedule) {
   }
   const ofOverhead = machine.collective_overhead_uncertainty ?? constants.ASSUMED_OVERHEAD;
   const overhead = machine.collective_overhead_s ? ofOverhead : 0;
-  return {speed, compute, network, overlapped, loss, overhead};
+  return {speed, compute, network, overlapped, loss, overhead, fixed_share};
 }
 
 /** Of layer times; more for every doubling (or halving) outside the profile. */
 function ofLayers(workload, machine, constants, batch) {
-  const {fixed_share: share, fixed_share_uncertainty: ofShare} = machine;
   const own = workload.relative_uncertainty ?? constants.ASSUMED_COMPUTE;
-  if (share && ofShare !== null && workload.local_batches.length === 1) {
-    const away = workload.local_batches[0] / batch;
-    return Math.hypot(own, ofShare * share * Math.abs(away - 1) / (share * away + 1 - share));
-  }
+  if (ofFixedShare(workload, machine, batch)) return own;
   const outside = Math.max(workload.local_batches[0] / batch, batch / workload.local_batches.at(-1), 1);
   return own + constants.BATCH_STEP * Math.log2(outside);
+}
+
+/** Of the share of a step that no batch changes, where layer times are known at one batch. */
+function ofFixedShare(workload, machine, batch) {
+  const [known, another] = workload.local_batches;
+  const ofOneBatch = machine.fixed_share && another === undefined && known !== batch && !workload.emulated_compute;
+  return (ofOneBatch && machine.fixed_share_uncertainty) || 0;
 }
 
 /** Of the compute slowdown; more for every doubling away from the nearest calibrated number of devices. */
