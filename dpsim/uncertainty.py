@@ -19,8 +19,10 @@ ASSUMED_SLOWDOWN = 0.05
 """Of a compute slowdown whose half width is not known."""
 ASSUMED_TABLE = 0.10
 """Of a table of collectives that states no uncertainty."""
-ASSUMED_LINK = 0.20
-"""Of the formula for a link that was not fitted to tables; the least uncertainty of a fitted one is half of it."""
+ASSUMED_LINK = 0.35
+"""Of the formula for a link that somebody stated: what a data sheet promises is not reached by some factor."""
+ASSUMED_FIT = 0.10
+"""The least of the formula for a link that was fitted to tables."""
 ASSUMED_OVERLAP = 0.20
 """Of the times in an overlap table that states no uncertainty, or where there is no table."""
 CONTENTION_ENDS = 3.0, 1.0

@@ -223,6 +223,7 @@ def _factors(errors: Uncertainty, machine: Machine, sign: int) -> tuple[Factors,
     """What each uncertainty multiplies.
 
     A slower machine makes collectives slower too, and those on an emulated link by less (``EMULATED_LINK_SHARE``).
+    Without overlap tables the times of collectives beside computation follow from those alone.
     """
     speed, compute, network = (_power(sign * error) for error in (errors.speed, errors.compute, errors.network))
     overlapped, loss = _power(sign * errors.overlapped), _power(sign * errors.loss)
@@ -232,7 +233,7 @@ def _factors(errors: Uncertainty, machine: Machine, sign: int) -> tuple[Factors,
     return (
         Factors(compute=speed, network=of_network, overlapped=speed, loss=speed),
         Factors(compute=compute),
-        Factors(network=network),
+        Factors(network=network, overlapped=1.0 if machine.overlap else network),
         Factors(overlapped=overlapped),
         Factors(loss=loss),
         Factors(overhead=_power(sign * errors.overhead)),

@@ -28,6 +28,7 @@ from dpsim.model.scaling import layout_error, level
 from dpsim.schedule import Schedule
 from dpsim.uncertainty import (
     ASSUMED_COMPUTE,
+    ASSUMED_FIT,
     ASSUMED_LINK,
     ASSUMED_LOSS,
     ASSUMED_OVERHEAD,
@@ -77,7 +78,9 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
     speed = 0.0 if emulated else ASSUMED_SPEED if stated_doubt is None else stated_doubt
     compute = 0.0 if emulated else _compute(workload, machine, local_share(plan))
     if devices == 1:
-        return Uncertainty(speed, compute, 0.0, 0.0, 0.0, fixed_share=_fixed_share(workload, machine, local_share(plan)))
+        return Uncertainty(
+            speed, compute, 0.0, 0.0, 0.0, fixed_share=_fixed_share(workload, machine, local_share(plan))
+        )
     compute = math.hypot(compute, _slowdown(machine, devices, plan.layout, emulated=emulated))
     network = overlapped = loss = 0.0
     if plan.data_devices > 1:
@@ -98,7 +101,9 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
         network = max(network, *messages)
     stated_doubt = machine.collective_overhead_uncertainty
     overhead = (ASSUMED_OVERHEAD if stated_doubt is None else stated_doubt) if machine.collective_overhead_s else 0.0
-    return Uncertainty(speed, compute, network, overlapped, loss, overhead, _fixed_share(workload, machine, local_share(plan)))
+    return Uncertainty(
+        speed, compute, network, overlapped, loss, overhead, _fixed_share(workload, machine, local_share(plan))
+    )
 
 
 def of_each_size(schedule: Schedule, machine: Machine) -> tuple[str, ...]:
@@ -134,7 +139,7 @@ def _compute(workload: Workload, machine: Machine, local_batch: float) -> float:
 
 
 def _fixed_share(workload: Workload, machine: Machine, local_batch: float) -> float:
-    """Of the share of a step that no batch changes, where layer times are known at one batch and the doubt is stated."""
+    """Of the share of a step that no batch changes, where layer times are known at one batch and it is in doubt."""
     known, *others = workload.local_batches
     if not machine.fixed_share or workload.emulated_compute or others or known == local_batch:
         return 0.0
@@ -194,7 +199,7 @@ def _network(machine: Machine, collective: Collective) -> float:
     away = min((abs(math.log2(collective.devices / count)) for count in calibrated_devices), default=0.0)
     own_level, levels = level(machine, collective.layout), {level(machine, table.layout) for table in machine.allreduce}
     unmeasured = 0.0 if machine.link_in_node is not None and collective.layout else layout_error(own_level, levels)
-    return math.hypot(max(ASSUMED_LINK / 2, link.median_residual) + DEVICES_STEP * away, unmeasured)
+    return math.hypot(max(ASSUMED_FIT, link.median_residual) + DEVICES_STEP * away, unmeasured)
 
 
 def _stated(table: AllreduceCost) -> float:

@@ -9,10 +9,9 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpsim.grouping import grouped
 from dpsim.model.defaults import DEFAULTS, WIDTHS, Default, with_defaults
@@ -23,32 +22,20 @@ from dpsim.validation.judge import JudgedRow
 from dpsim.validation.published import PublishedSet
 from dpsim.validation.widths import widths_by_cell
 
-Floats = NDArray[np.float64]
 _ALIKE = 1e-3
 """Mean misfits that differ by no more are as good as each other."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tried:
-    """The values of a default that are tried on a cluster; those of a ``ratio`` are apart by their logarithms."""
-
-    values: tuple[float, ...]
-    ratio: bool = True
-
-    def away(self, first: Floats, second: float) -> Floats:
-        """Return how far apart values are."""
-        apart: Floats = np.log(first / second) if self.ratio else first - second
-        return apart
-
-
-TRIED: Mapping[str, Tried] = {
-    "compute_slowdown": Tried(values=(1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.08, 1.1, 1.13, 1.2, 1.3, 1.5)),
-    "loss_growth": Tried(values=(0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.09), ratio=False),
-    "fixed_share": Tried(values=(0.01, 0.03, 0.05, 0.07, 0.09, 0.12, 0.16, 0.2, 0.3, 0.45, 0.6, 0.8)),
-    "contention": Tried(values=(1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)),
-    "computation_taken": Tried(values=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0), ratio=False),
+TRIED: Mapping[str, tuple[float, ...]] = {
+    "computation_taken": (0.0, 0.2, 0.4, 0.6, 1.0),
+    "contention": (1.0, 1.4, 1.8, 2.2, 3.0),
+    "compute_slowdown": (1.0, 1.02, 1.03, 1.04, 1.05, 1.07, 1.1, 1.2),
+    "loss_growth": (0.0, 0.01, 0.015, 0.02, 0.03, 0.05),
+    "fixed_share": (0.01, 0.05, 0.09, 0.15, 0.3, 0.6),
 }
-"""What is tried of each default that predictions depend on."""
+"""The values that are tried of each default that predictions depend on."""
+_AGAIN = "compute_slowdown", "computation_taken"
+"""What is estimated again beside all others: what each loses is also told by what follows it."""
 
 
 def as_shipped(
@@ -75,57 +62,45 @@ def of_other_clusters(
     *,
     executor: Executor | None = None,
 ) -> dict[str, tuple[Default, ...]]:
-    """Return for each cluster with steps, and for ``NOBODY``, what the others imply of each default, with its doubt.
+    """Return for each cluster with steps, and for ``NOBODY``, what the others imply of each default.
 
-    A cluster implies a range of values: those with which its sets are predicted best. Its misfit with a value is the
-    mean |log(predicted / published)| over all rows that its cases judge. A cluster takes the value that is nearest to
-    the ranges of the others (the sum of the distances; of several values the middle one), and as its doubt the root
-    mean square of these distances; it takes none where no other cluster tells. Each default is estimated beside those
-    before it.
+    A cluster's misfit with a value is the mean |log(predicted / published)| over all rows that its cases judge. A
+    cluster takes the value with the least sum of the others' misfits, so that one whose steps hardly depend on it says
+    little; none, where no other one's do. Each default is estimated beside those before it, two of them again beside
+    all. Doubts are those of ``defaults``: they weigh unknowns against each other, and how wide intervals are is told by
+    other clusters too.
     """
     steps = [case for case in cases if case.quantity == "step"]
+    steps.sort(key=lambda case: -len(sets[case.dataset].rows))  # so that no worker ends with the largest one
     by_cluster = grouped(steps, lambda case: sets[case.dataset].provenance.cluster)
     estimated: dict[str, tuple[Default, ...]] = dict.fromkeys((*by_cluster, NOBODY), ())
-    tried = [default for default in defaults if default.field in TRIED]
-    for default in (*tried, *tried[:1]):
-        of_default = functools.partial(_implied, sets, default)
-        before = [estimated[name] for name in by_cluster]
-        implied_ranges = (executor.map if executor else map)(of_default, by_cluster.values(), before)
-        ranges = dict(zip(by_cluster, implied_ranges, strict=True))
+    tried = {default.field: default for default in defaults if default.field in TRIED}
+    for default in (*tried.values(), *(tried[field] for field in _AGAIN if field in tried)):
+        beside = {name: tuple(each for each in own if each.field != default.field) for name, own in estimated.items()}
+        of_default = functools.partial(_misfits, sets, default)
+        before = [beside[name] for name in by_cluster]
+        each_misfits = (executor.map if executor else map)(of_default, by_cluster.values(), before)
+        misfits = {name: own for name, own in zip(by_cluster, each_misfits, strict=True) if own is not None}
         for name in estimated:
-            others = [implied for other, implied in ranges.items() if other != name and implied is not None]
+            others = [own for other, own in misfits.items() if other != name]
             if others:
-                value, doubt = _nearest(TRIED[default.field], others)
-                before_it = [each for each in estimated[name] if each.field != default.field]
-                estimated[name] = (*before_it, replace(default, value=value, doubt=doubt))
+                best = int(np.argmin(np.sum(others, axis=0)))
+                value = replace(default, value=TRIED[default.field][best])
+                estimated[name] = (*beside[name], value)
     return estimated
 
 
-def _nearest(tried: Tried, ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the value nearest to all ranges, and the root mean square of its distances to them."""
-    lows, highs = np.array(ranges).T
-
-    def distances(value: float) -> Floats:
-        return np.maximum(np.maximum(tried.away(lows, value), -tried.away(highs, value)), 0.0)
-
-    sums = [float(distances(value).sum()) for value in tried.values]
-    nearest = [value for value, each in zip(tried.values, sums, strict=True) if each <= min(sums) + 1e-9]
-    value = float(np.median(nearest))
-    return value, float(np.sqrt(np.mean(distances(value) ** 2)))
-
-
-def _implied(
-    sets: Mapping[str, PublishedSet], default: Default, cases: Sequence[Case], before: Sequence[Default]
-) -> tuple[float, float] | None:
-    """Return from where to where the tried values predict the cases of a cluster best.
+def _misfits(
+    sets: Mapping[str, PublishedSet], default: Default, cases: Sequence[Case], beside: Sequence[Default]
+) -> list[float] | None:
+    """Return how far off the cases of a cluster are with each of the tried values.
 
     ``None`` where all are alike, and where the largest one is among the best: then something else that its sets do not
     state makes its steps longer.
     """
 
-    @functools.cache
     def misfit(value: float) -> float:
-        fill, errors = filling((*before, replace(default, value=value, doubt=0.0))), list[float]()
+        fill, errors = filling((*beside, replace(default, value=value))), list[float]()
         for case in cases:
             published = sets[case.dataset]
             for part in parts(case, published, undivided=True):
@@ -135,12 +110,11 @@ def _implied(
                     errors.append(abs(math.log(own.step_s() / outcome_s(row, published, own.plan))))
         return float(np.mean(errors))
 
-    tried = TRIED[default.field].values
-    if np.ptp([misfit(value) for value in (tried[0], tried[len(tried) // 2], tried[-1])]) == 0:
+    tried = TRIED[default.field]
+    if misfit(tried[0]) == misfit(tried[-1]) == misfit(tried[len(tried) // 2]):
         return None
-    least = min(map(misfit, tried))
-    best = [value for value in tried if misfit(value) <= least + _ALIKE]
-    return None if tried[-1] in best else (best[0], best[-1])
+    misfits = [misfit(value) for value in tried]
+    return None if misfits[-1] <= min(misfits) + _ALIKE else misfits
 
 
 def widened_by_others(rows: Sequence[JudgedRow]) -> list[JudgedRow]:

@@ -17,6 +17,9 @@ from dpsim.validation.contestants import MODELS, of_collective, of_step
 from dpsim.validation.inputs import Fill, RowInputs, collective_inputs, fitted_step_inputs, outcome_s
 from dpsim.validation.published import PublishedRow, PublishedSet
 
+_CHUNK = 16
+"""Parts that a worker is sent at once: each time it is sent all sets too."""
+
 
 class JudgedRow(Row):
     """A row of a case: what was published, and what was predicted of it."""
@@ -78,7 +81,7 @@ def judged(
     """
     tasks = [part for case in cases for part in parts(case, sets[case.dataset])]
     of_part = functools.partial(_judged_part, sets, fills)
-    rows = executor.map(of_part, tasks) if executor else map(of_part, tasks)
+    rows = executor.map(of_part, tasks, chunksize=_CHUNK) if executor else map(of_part, tasks)
     return [row for of_task in rows for row in of_task]
 
 

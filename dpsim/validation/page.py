@@ -50,8 +50,8 @@ _HEADING = "Published measurements, predicted by dpsim"
 _NOTE = (
     "An error is |predicted / measured - 1|; shown is the median over rows. A null is a simple guess that knows what "
     "the prediction knows and has seen no judged row. That of a set is chosen beforehand: it errs least on the other "
-    "clusters. The best null errs least on the set itself, so it is chosen with hindsight. Skill is 1 - error / error of "
-    "the null: 1 is perfect, and below 0 the null is better. The interval score is the mean of "
+    "clusters. The best null errs least on the set itself, so it is chosen with hindsight. Skill is 1 - error / error "
+    "of the null: 1 is perfect, and below 0 the null is better. The interval score is the mean of "
     "(width of the 90% interval + 20 times the distance outside) / measured: less is better. Beside it is the score "
     "of intervals that are a constant factor wide, chosen on the other clusters. Too fast is the share of rows that "
     "are predicted too fast. In the lines of all sets every cluster weighs the same."
@@ -231,8 +231,8 @@ def _answers(validation: Validation) -> Iterator[str]:
         )
         inside, scored = score.over_clusters("inside"), score.over_clusters("interval_score")
         yield (
-            f"Every cluster is predicted with what the others imply, and weighs the same. Over {score.clusters} clusters "
-            f"of {score.quantity}s {score.coverage:.0%} (90%: {inside[0]:.0%} to {inside[1]:.0%}) lie inside; the "
+            f"Every cluster is predicted with what the others imply, and weighs the same. Over {score.clusters} "
+            f"clusters of {score.quantity}s {score.coverage:.0%} (90%: {inside[0]:.0%} to {inside[1]:.0%}) lie inside; the "
             f"interval score is {digits(score.interval_score, 3)} ({digits(scored[0], 3)} to {digits(scored[1], 3)}), "
             f"that of the best constant factor {digits(score.constant_interval_score, 3)}."
         )

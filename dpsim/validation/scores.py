@@ -25,7 +25,7 @@ QUANTITIES: tuple[Quantity, ...] = ("collective", "step")
 class Score(Row):
     """How right the predictions of some rows are.
 
-    ``table`` has a row for each, with its ``case``, ``cluster``, ``measured``, ``predicted``, ``low`` and ``high`` seconds, its
+    ``table`` has a row for each, with its ``case``, ``cluster``, ``measured``, ``predicted``, ``low`` and ``high``, its
     |error| (``error``) and those of both nulls (``null_error``, ``best_null_error``), whether it lies ``inside`` its
     interval or is predicted ``too_fast``, its ``interval_score`` and that of a constant factor (``constant``), and its
     ``weight``; the weights sum to 1.

@@ -21,18 +21,19 @@ from dpsim.validation.judge import JudgedRow
 Floats = NDArray[np.float64]
 _LEAST_SCALE = 0.15
 """Predictions that were nearly exact do not say that the next ones will be."""
-_PRIOR_CLUSTERS, _PRIOR_DEVIATION, _PRIOR_DEGREES = 3, 0.5, 2
-"""A cell's mean begins as that of all cells with so many clusters; what logarithms of scales differ by, and the degrees
-of freedom of that, where few clusters tell."""
+_PRIOR_CLUSTERS, _PRIOR_DEVIATION, _PRIOR_DEGREES = 40, 0.5, 2
+"""A cell's mean is drawn to that of all cells as by so many clusters; what logarithms of scales differ by, and the
+degrees of freedom of that, where few clusters tell. With 3 in place of 40 the widths of 20 clusters of steps, each from
+the others, had an interval score of 0.63 in place of 0.60: the model's own intervals tell cells apart."""
 _DRAWS = (np.arange(41) + 0.5) / 41
 
 
 def widths_by_cell(rows: Sequence[JudgedRow]) -> dict[Cell, IntervalWidth]:
     """Return for each cell of the rows how many times as wide as the model's own the next cluster's intervals must be.
 
-    s is the logarithm of a cluster's scale in a cell: the root mean square of its rows' errors over the standard errors
-    of their intervals. A cell's s of a new cluster follows Student's distribution around the mean of the cell's
-    clusters, which is drawn to that of all; its width is that of ``deviations`` over the normal distribution's.
+    s is the logarithm of a cluster's scale in a cell, its one score: how many times as wide as the model's own the
+    intervals of its rows must be to hold 90 % of them. A new cluster's s follows Student's distribution around the mean
+    of the cell's clusters, which is drawn to that of all, and its rows are normal.
     """
     cells = {
         cell: [_log_scale(of_cluster) for of_cluster in grouped(of_cell, lambda row: row.cluster).values()]
@@ -42,12 +43,12 @@ def widths_by_cell(rows: Sequence[JudgedRow]) -> dict[Cell, IntervalWidth]:
     away = [scale - float(np.mean(scales)) for scales in cells.values() for scale in scales]
     degrees = len(every) - len(cells) + _PRIOR_DEGREES
     deviation = math.sqrt((float(np.square(away).sum()) + _PRIOR_DEGREES * _PRIOR_DEVIATION**2) / degrees)
-    of_all = float(np.mean(every)) if every else 0.0
+    of_all = float(np.mean([_log_scale(own) for own in grouped(rows, lambda row: row.cluster).values()] or [0.0]))
     widths = dict[Cell, IntervalWidth]()
     for cell, scales in cells.items():
         clusters = len(scales) + _PRIOR_CLUSTERS
         mean = (sum(scales) + _PRIOR_CLUSTERS * of_all) / clusters
-        factor = _deviations(mean, deviation * math.sqrt(1 + 1 / clusters), degrees) / _deviations(0.0, 0.0, 1)
+        factor = _half_width(mean, deviation * math.sqrt(1 + 1 / clusters), degrees)
         widths[cell] = IntervalWidth(group=cell, factor=factor, clusters=len(scales))
     return widths
 
@@ -63,16 +64,15 @@ def conformal_widths(rows: Sequence[JudgedRow]) -> Mapping[Cell, float]:
 
 
 def _log_scale(rows: Sequence[JudgedRow]) -> float:
-    missed = np.array([row.miss for row in rows]) * _deviations(0.0, 0.0, 1)
-    return math.log(max(math.sqrt(float(np.mean(missed**2))), _LEAST_SCALE))
+    return math.log(max(float(np.quantile([row.miss for row in rows], LEVEL)), _LEAST_SCALE))
 
 
-def _deviations(mean: float, deviation: float, degrees: int) -> float:
-    """Return the half width that holds ``LEVEL`` of normal errors whose scale's logarithm is drawn from Student's."""
+def _half_width(mean: float, deviation: float, degrees: int) -> float:
+    """Return the half width that holds ``LEVEL`` of normal errors if that of a cluster has a logarithm of Student's."""
     from scipy.optimize import brentq
-    from scipy.special import ndtr, stdtrit
+    from scipy.special import ndtr, ndtri, stdtrit
 
-    scales: Floats = np.exp(mean + deviation * stdtrit(degrees, _DRAWS))
+    scales: Floats = np.exp(mean + deviation * stdtrit(degrees, _DRAWS)) / ndtri((1 + LEVEL) / 2)
 
     def outside(half_width: float) -> float:
         return float(np.mean(2 * ndtr(-half_width / scales))) - (1 - LEVEL)

@@ -95,7 +95,7 @@ function ofNetwork(machine, constants, collective) {
   const levels = new Set(machine.allreduce.map((each) => levelOf(machine, each.layout)));
   const known = machine.link_in_node && collective.layout;
   const unmeasured = known ? 0 : layoutError(machine, levelOf(machine, collective.layout), levels);
-  const fit = Math.max(constants.ASSUMED_LINK / 2, link.median_residual);
+  const fit = Math.max(constants.ASSUMED_FIT, link.median_residual);
   return Math.hypot(fit + constants.DEVICES_STEP * (away.length ? Math.min(...away) : 0), unmeasured);
 }
 
