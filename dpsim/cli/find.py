@@ -119,7 +119,8 @@ def _answer(
         record |= {"value_until": answer.until, "predicted_at": answer.at}
         text, point, summary = sentence(answer, weak=weak), answer.point, answer.summary
         notes = [of_tables(answer)]
-    notes += [interval_sentence(summary["interval_level"], summary["interval_studies"]), summary["from_script"]]
+    of_interval = (summary[name] for name in ("interval_level", "interval_studies", "interval_clusters"))
+    notes += [interval_sentence(*of_interval), summary["from_script"]]
     return Found(text, record | point, [*filter(None, notes), *summary["cautions"]])
 
 

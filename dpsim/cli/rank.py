@@ -77,7 +77,7 @@ def rank(
     for sentence in report.sentences(advice, workload):
         print(sentence)
     predicted = advice.choices[0].prediction
-    interval = interval_sentence(predicted.interval_level, predicted.interval_studies)
+    interval = interval_sentence(predicted.interval_level, predicted.interval_studies, predicted.interval_clusters)
     for sentence in [interval, *filter(None, [advice.script.sentence]), *notes]:
         print(f"Note: {sentence}.")
 

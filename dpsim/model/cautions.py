@@ -329,24 +329,30 @@ def _no_shared_memory(plans: Sequence[Plan]) -> str:
 def _free_overlap(machine: Machine, plans: Sequence[Plan]) -> str:
     if not plans or machine.overlap:
         return ""
-    free = "overlap {}to cost no compute time (the machine has no overlap tables); compare --set overlap=off"
+    taken = machine.computation_taken if "computation_taken" in machine.assumed else 0
+    free = "overlap {}to cost no compute time"
+    costly = f"overlap inside a node {{}}to cost {taken:.0%} of its time in computation, and none between nodes"
+    costs = f"{costly if taken else free} (the machine has no overlap tables); compare --set overlap=off"
+    if machine.computation_taken and not taken:
+        costs = "{}to cost the computation that is stated"
     if "contention" not in machine.assumed:
-        return free.format("is assumed ")
+        return costs.format("is assumed ")
     most, least = CONTENTION_ENDS
     lasts = (
         f"an allreduce beside backward is assumed to last {machine.contention:g} times as long as alone (the interval"
         f" reaches from {least:g} to {most:g} times), and "
     )
-    return lasts + free.format("")
+    return lasts + costs.format("")
 
 
 def _synchronised(machine: Machine, plans: Sequence[Plan]) -> str:
     if not plans or "compute_slowdown" not in machine.assumed:
         return ""
-    factor = machine.compute_slowdown[0].factor
+    factor, growth = machine.compute_slowdown[0].factor, math.exp(machine.loss_growth or 0.0)
     return (
-        f"computation is assumed to last {factor:g} times as long on several devices as on one, as each waits for the"
-        " slowest: neither the machine's compute_slowdown nor the workload's step_spread states it"
+        f"computation is assumed to last {factor:g} times as long on two devices as on one, as each waits for the"
+        f" slowest, and {growth:.3g} times as long again for each further doubling (loss_growth): neither the machine's"
+        " compute_slowdown nor the workload's step_spread states it"
     )
 
 

@@ -60,26 +60,26 @@ DEFAULTS = (
     Default(
         field="computation_taken",
         text="seconds of computation that a second of a collective inside a node takes away from a backward beside it",
-        value=0.4,
+        value=0.2,
         doubt=0.2,
     ),
     Default(
         field="contention",
         text="how many times as long an allreduce takes beside a running backward as alone",
-        value=1.4,
+        value=1.8,
         doubt=0.27,
     ),
     Default(
         field="compute_slowdown",
         text="how many times as long computation takes on two devices as on one: what waiting for the slowest, and for "
         "launches and input beside it, costs",
-        value=1.035,
+        value=1.05,
         doubt=0.035,
     ),
     Default(
         field="loss_growth",
         text="the logarithm of how many times as long computation takes for each doubling of the devices beyond two",
-        value=0.012,
+        value=0.01,
         doubt=0.02,
     ),
     Default(
@@ -98,11 +98,11 @@ between nodes, and what the host adds to a collective (``collective_overhead_s``
 
 
 WIDTHS = (
-    IntervalWidth(group="step on known devices", factor=0.6, clusters=2),
-    IntervalWidth(group="step on other devices", factor=0.8, clusters=5),
-    IntervalWidth(group="step of another batch", factor=1.2, clusters=3),
-    IntervalWidth(group="collective on known devices", factor=0.7, clusters=2),
-    IntervalWidth(group="collective on other devices", factor=0.9, clusters=5),
+    IntervalWidth(group="step on known devices", factor=0.89, clusters=5),
+    IntervalWidth(group="step on other devices", factor=0.87, clusters=13),
+    IntervalWidth(group="step of another batch", factor=0.98, clusters=7),
+    IntervalWidth(group="collective on known devices", factor=0.81, clusters=5),
+    IntervalWidth(group="collective on other devices", factor=0.81, clusters=5),
 )
 """How many times as wide as the model's own intervals of predictions from files are, in each cell: what predictions of
 the other clusters' published rows say (``dpsim.validation.widths``), with the clusters that have such rows."""

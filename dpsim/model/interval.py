@@ -85,6 +85,7 @@ def predict_with_interval(workload: Workload, machine: Machine, plan: Plan) -> t
         interval_level=LEVEL if ends.width.studies else None,
         interval_factor=ends.width.factor,
         interval_studies=ends.width.studies,
+        interval_clusters=ends.width.clusters,
     )
     return prediction, ends
 

@@ -128,6 +128,7 @@ class Predicted(NamedTuple):
             "best": best_of(self.rows),
             "interval_level": LEVEL if all(row.interval_level for row in self.rows) else None,
             "interval_studies": min(row.interval_studies for row in self.rows),
+            "interval_clusters": min(row.interval_clusters for row in self.rows),
             "extrapolated": any(row.extrapolated for row in self.rows),
             "from_script": self.script.sentence,
             "cautions": [

@@ -83,6 +83,11 @@ class PredictedRow(Row):
     interval_studies = _Column(
         "count", "The past studies that the interval's width is from.", lambda r: r.prediction.interval_studies
     )
+    interval_clusters = _Column(
+        "count",
+        "The published clusters that an assumed width is from; 0 where past studies tell it, or nothing.",
+        lambda r: r.prediction.interval_clusters,
+    )
     predicted_exposed_communication_s = _Column(
         "s",
         "The time of a step in which communication is not hidden.",

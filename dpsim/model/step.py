@@ -48,7 +48,8 @@ class Prediction(Noun, frozen=True):
       the exposed communication where overlap takes compute time away.
     - ``low_s`` and ``high_s`` are the ends of the interval that holds the median measured step with a probability of
       ``interval_level`` (``dpsim.model.interval``; ``None``: its width is assumed). It is ``interval_factor`` times
-      as wide as the model's own, by ``interval_studies`` past studies of the machine.
+      as wide as the model's own, by ``interval_studies`` past studies of the machine, or where there are none by what
+      predictions of others missed on ``interval_clusters`` published clusters.
 
     The last six are not set where they were not asked for: in ``price(...).prediction``.
     """
@@ -68,6 +69,7 @@ class Prediction(Noun, frozen=True):
     interval_level: float | None = None
     interval_factor: float = 1.0
     interval_studies: int = 0
+    interval_clusters: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ MEASUREMENTS = {
     "overlapped": ("the times of collectives beside computation", _OF_COLLECTIVES),
     "loss": ("the computing time that collectives beside it take away", _OF_COLLECTIVES),
     "overhead": ("what the host adds to each collective", _OF_COLLECTIVES),
+    "fixed_share": ("what a step takes whatever the batch", "a profile at the local batches of both"),
     "model": ("the model's own error, which no calibration makes smaller", "some steps of training with each of them"),
 }
 """What is uncertain, and what would measure it, by the names of ``Advice.undecided``."""

@@ -24,7 +24,7 @@ Point = dict[str, Any]
 
 def notes(points: list[Point], summary: Point) -> list[str]:
     """Sentences that explain the table."""
-    notes = [interval_sentence(summary["interval_level"], summary["interval_studies"])]
+    notes = [interval_sentence(summary["interval_level"], summary["interval_studies"], summary["interval_clusters"])]
     if summary["extrapolated"]:
         notes.append("rows marked 'extrapolated' lie beyond the calibrated range: treat them as rough")
     if summary["from_script"]:
