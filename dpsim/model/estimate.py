@@ -236,8 +236,8 @@ def _fit(
     ]
     fit = min(searched, key=lambda each: float(each.cost))
     derivatives = _derivatives(misfits, fit.x, ends)
-    _check_told(names, rows, derivatives)
     _check_missed(rows, fit.fun)
+    _check_told(names, rows, derivatives)
     numbers = _fitted(names, fit, derivatives, ends)
     trained, fitted_machine = inputs(fit.x)
     doubts = {number.name: number.relative_uncertainty for number in numbers}

@@ -22,7 +22,14 @@ from dpsim.plan import Plan
 from dpsim.workload import Workload
 
 TRUE = {"compute": 10.5, "bandwidth": 400.0, "latency": 0.05, "overhead": 0.2, "contention": 1.8, "loss": 1.1}
-START = Machine(name="m", link=Link(latency_s=0.05, bandwidth_bytes_per_s=1e3))
+TRUE |= {"growth": 0.05, "taken": 0.4}
+START = Machine(
+    name="m",
+    link=Link(latency_s=0.05, bandwidth_bytes_per_s=1e3),
+    loss_growth=TRUE["growth"],
+    computation_taken=TRUE["taken"],
+)
+TOLD_APART = ["compute", "bandwidth", "overhead", "contention", "loss"]
 
 
 def machine(**values: float) -> Machine:
@@ -34,13 +41,15 @@ def machine(**values: float) -> Machine:
         contention=known["contention"],
         collective_overhead_s=known["overhead"],
         compute_slowdown=(ComputeSlowdown(devices=2, factor=known["loss"]),),
+        loss_growth=known["growth"],
+        computation_taken=known["taken"],
     )
 
 
 def plans(*devices: int) -> list[Plan]:
-    """Plans of these devices with overlap and without, in one bucket and in several."""
+    """Plans of these devices of one node with overlap and without, in one bucket and in several."""
     return [
-        Plan(devices=n, global_batch=4 * n, fusion_rule=rule, algorithm="ring", overlap=overlap)
+        Plan(devices=n, layout=f"1x{n}", global_batch=4 * n, fusion_rule=rule, algorithm="ring", overlap=overlap)
         for n in devices
         for rule in ("one", "per-tensor")
         for overlap in ("off", "thread")
@@ -62,13 +71,14 @@ def test_the_numbers_that_made_the_steps_come_back(
     compute: float, bandwidth: float, overhead: float, contention: float, loss: float
 ) -> None:
     true = {"bandwidth": bandwidth, "overhead": overhead, "contention": contention, "loss": loss}
+    true |= {"growth": 0.05, "taken": 0.4}
     trained = workload().slowed(compute)
     found = estimate(workload(), START, steps(plans(1, 2, 4, 16), machine(**true), trained), ["compute", *true])
     assert values(found) == pytest.approx(true | {"compute": 10.5 * compute}, rel=0.02)
     assert max(map(abs, found.errors)) < 1e-3
 
 
-def test_all_six_come_back_and_the_files_predict_the_rows() -> None:
+def test_all_free_numbers_come_back_and_the_files_predict_the_rows() -> None:
     rows = steps(plans(1, 2, 8, 32), machine())
     found = estimate(workload(), START, rows, list(FREE))
     assert values(found) == pytest.approx(TRUE, rel=0.02)
@@ -82,8 +92,7 @@ def test_noisy_rows_make_numbers_less_sure_and_never_surer_than_the_model() -> N
     exact = steps(plans(1, 2, 4, 8), machine())
     noise = np.random.default_rng(0).normal(0.0, 0.05, len(exact))
     noisy = [MeasuredStep(row.plan, row.step_s * math.exp(e)) for row, e in zip(exact, noise, strict=True)]
-    free = ["compute", "bandwidth", "overhead", "contention", "loss"]
-    sure, unsure = (estimate(workload(), START, rows, free) for rows in (exact, noisy))
+    sure, unsure = (estimate(workload(), START, rows, TOLD_APART) for rows in (exact, noisy))
     for before, after in zip(sure.numbers, unsure.numbers, strict=True):
         errors = [each.value * each.relative_uncertainty for each in (before, after)]
         assert errors[1] > 1.1 * errors[0] > 0
@@ -93,7 +102,7 @@ def test_noisy_rows_make_numbers_less_sure_and_never_surer_than_the_model() -> N
 
 
 def test_files_state_the_uncertainties_and_intervals_grow_with_them() -> None:
-    found = estimate(workload(), START, steps(plans(1, 2, 4, 8), machine()), list(FREE))
+    found = estimate(workload(), START, steps(plans(1, 2, 4, 8), machine()), [*TOLD_APART, "latency"])
     doubts = {number.name: number.relative_uncertainty for number in found.numbers}
     stated = found.machine
     assert found.workload.relative_uncertainty == doubts["compute"]
@@ -162,7 +171,7 @@ def test_rows_that_contradict_each_other_are_refused_with_the_row(factor: float)
     rows = steps(plans(1, 2), machine())
     wrong = [*rows, rows[-1]._replace(step_s=factor * rows[-1].step_s)]
     with pytest.raises(
-        ConfigError, match=r"row \d: a step of 8 samples on 2 devices took .* fit all rows best say"
+        ConfigError, match=r"row \d: a step of 8 samples on 1x2 devices took .* fit all rows best say"
     ) as said:
         estimate(workload(), START, wrong)
     assert "wrong unit" in said.value.remedy
@@ -193,3 +202,15 @@ def test_more_of_any_never_makes_a_step_faster(name: str, one: float, other: flo
     base = 0.0 if name == "overhead" else 1.0
     less, more = (predict(workload(), machine(**{name: base + each}), plan).step_s for each in sorted((one, other)))
     assert less <= more * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("loss", [1.0, 1.01])
+def test_chains_that_lose_less_than_is_assumed_are_fitted_without_a_loss(loss: float) -> None:
+    known = msgspec.structs.replace(machine(loss=loss, growth=0.0, overhead=0.0), computation_taken=0.0)
+    slow = msgspec.structs.replace(known, link=Link(latency_s=0.0, bandwidth_bytes_per_s=1e5))
+    bare = Machine(name="m", link=Link(latency_s=0.0, bandwidth_bytes_per_s=1e3))
+    off = [plan for plan in plans(1, 2, 8) if plan.overlap == "off"]
+    found = estimate(workload(), bare, steps(off, slow), ["compute", "bandwidth"])
+    assert found.loses_less and found.machine.loss_growth == 0
+    assert [slowdown.factor for slowdown in found.machine.compute_slowdown] == [1.0]
+    assert max(map(abs, found.errors)) < 0.02

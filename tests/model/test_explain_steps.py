@@ -12,6 +12,7 @@ from dpsim.machine import Link, Machine
 from dpsim.model.estimate import MeasuredStep
 from dpsim.model.explanation import Explanation
 from dpsim.model.step import price, scheduled
+from dpsim.model.defaults import with_defaults
 from dpsim.model.two_steps import ANY_LINK, explain_steps, layers_of
 from dpsim.plan import Plan
 from dpsim.workload import Workload
@@ -39,10 +40,9 @@ def step(machine: Machine, devices: int, layout: str = "") -> MeasuredStep:
 
 
 def linked(bandwidth: float) -> Machine:
-    """A machine whose link is all that it states, as ``explain_steps`` assumes of those that it does not know."""
-    return msgspec.structs.replace(
-        ANY_LINK, link=Link(latency_s=20e-6, bandwidth_bytes_per_s=bandwidth), contention=1.875
-    )
+    """A machine with what ``explain_steps`` assumes of those that it does not know, and a link."""
+    stated = msgspec.structs.replace(ANY_LINK, link=Link(latency_s=20e-6, bandwidth_bytes_per_s=bandwidth))
+    return with_defaults(layers_of(BYTES), stated, widths=())
 
 
 def seconds(explained: Explanation, kind: str) -> float:
@@ -55,7 +55,7 @@ def test_a_slow_link_is_the_cause_and_its_bandwidth_is_told() -> None:
     assert [part.kind for part in explained.causes] == ["communication"]
     (cause,) = explained.causes
     assert "GB/s" in cause.text
-    assert cause.low_s < rows[1].step_s - rows[0].step_s < cause.high_s
+    assert cause.low_s < rows[1].step_s - step(linked(1e15), 16).step_s < cause.high_s
     assert math.fsum(part.seconds for part in explained.parts) == pytest.approx(rows[1].step_s, rel=1e-12)
 
 

@@ -61,7 +61,7 @@ def with_value(quantity: str, value: float, machine: Machine, devices: int) -> t
 def test_answers_of_random_workloads_and_machines_hold_in_plain_predictions(quantity: str) -> None:
     outcomes: list[str] = []
 
-    @settings(max_examples=30, deadline=None, derandomize=True)
+    @settings(max_examples=60, deadline=None, derandomize=True)
     @given(
         workload=workloads(launches=False),
         link=st.builds(
@@ -114,8 +114,8 @@ def test_what_no_bandwidth_reaches_is_told_with_the_limit_and_what_is_left() -> 
     assert answer.value is None and answer.at == math.inf
     assert answer.point["predicted_speedup"] / 8 < 0.99
     text = sentence(answer, weak=True)
-    assert "no bandwidth reaches 99% scaling efficiency: even an infinite bandwidth gives 95.2% (" in text
-    assert text.endswith("19.6 ms are computation beyond one device's share.")
+    assert "no bandwidth reaches 99% scaling efficiency: even an infinite bandwidth gives 93.3% (" in text
+    assert text.endswith("27.9 ms are computation beyond one device's share.")
 
 
 def test_what_is_left_of_too_many_devices_is_mostly_communication() -> None:
