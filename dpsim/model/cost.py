@@ -109,10 +109,9 @@ def _along_a_tree(machine: Machine, collective: Collective) -> Curve:
 
     Where an emulated network joins all devices it is exact.
     """
-    nodes, of_a_node = collective.counts
-    across = math.ceil(math.log2(collective.devices)) - math.ceil(math.log2(of_a_node)) if collective.layout else 0
-    inside = math.ceil(math.log2(collective.devices)) - across
-    layouts = {Layout.of(1, 2): inside, Layout.of(2, 1): across} if collective.layout else {FLAT: inside}
+    layout, rounds = collective.layout, math.ceil(math.log2(collective.devices))
+    inside = math.ceil(math.log2(layout.of_a_node)) if layout else rounds
+    layouts = {Layout.of(1, 2) if layout else FLAT: inside, Layout.of(2, 1): rounds - inside}
     curves = [(count, send_curve(machine, layout)) for layout, count in layouts.items() if count]
     sizes = np.unique(np.concatenate([curve.points[0] for _, curve in curves]))
     seconds = sum(count * np.array([at(curve.points, 1, size) for size in sizes]) for count, curve in curves)
