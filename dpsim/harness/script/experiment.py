@@ -22,7 +22,7 @@ from dpsim.model.thresholds import LEAST_CAP_BYTES
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.setting import settings_of
-from dpsim.strategy import FULLY_SHARD, DataParallel, fully_sharded
+from dpsim.strategy import FULLY_SHARD, DataParallel, Zero1, fully_sharded
 from dpsim.workload import Workload
 
 _HOOK = "hook"
@@ -223,6 +223,8 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     if not accumulates:
         base[_ACCUMULATE] = ddp.accumulate
     base["fusion_rule"] = "fsdp" if ddp.units else "ddp"
+    if ddp.sharded_optimizer:
+        base["strategy"] = Zero1(gather="broadcast").text
     if ddp.sync_batch_norm:
         base["batch_norm"] = "global"
     caps = tuple(dict.fromkeys(ddp.bucket_cap_bytes if cap is None else cap for cap in experiment.values(_CAP)))
