@@ -402,6 +402,9 @@ def _at_least(strategy: Strategy, key: str, least: int) -> None:
 FULLY_SHARD = Zero3(prefetch=0)
 """What PyTorch's ``fully_shard`` does on processors: nothing runs during a gather; on GPUs it gathers one ahead."""
 
+ZERO_REDUNDANCY = Zero1(gather="broadcast").text
+"""What PyTorch's ``ZeroRedundancyOptimizer`` does beside DDP."""
+
 
 def fully_sharded(replicas: int) -> str:
     """Return the strategy of ``fully_shard`` on processors with a mesh of so many replicas."""

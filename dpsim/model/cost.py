@@ -114,7 +114,9 @@ def _along_a_tree(machine: Machine, collective: Collective) -> Curve:
     layouts = {Layout.of(1, 2) if layout else FLAT: inside, Layout.of(2, 1): rounds - inside}
     curves = [(count, send_curve(machine, layout)) for layout, count in layouts.items() if count]
     sizes = np.unique(np.concatenate([curve.points[0] for _, curve in curves]))
-    seconds = sum(count * np.array([at(curve.points, 1, size) for size in sizes]) for count, curve in curves)
+    seconds = np.zeros(len(sizes))
+    for count, curve in curves:  # at size 0 a curve has the latency, and ``at`` has nothing
+        seconds += count * np.array([at(curve.points, 1, size) if size else curve.points[1, 0] for size in sizes])
     exact = all(emulated_link(machine, layout) for layout, count in layouts.items() if count)
     return Curve(np.array([sizes, seconds]), *((0.0, math.inf) if exact else _NOTHING))
 

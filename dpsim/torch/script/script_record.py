@@ -199,7 +199,7 @@ def recorded_of(record: ScriptRecord, request: ScriptRequest) -> Recorded:
 
 
 def _shards(parameters: Sequence[RecordedParameter], devices: int) -> float:
-    """All parameters as a multiple of those that ``ZeroRedundancyOptimizer`` lets rank 0, which was recorded, update."""
+    """All parameters as a multiple of those that rank 0, which was recorded, updates by ``ZeroRedundancyOptimizer``."""
     elements = [math.prod(each.shape) for each in parameters]
     own = sum(size for size, owner in zip(elements, owners(elements, devices), strict=True) if owner == 0)
     return sum(elements) / own if own else 1.0

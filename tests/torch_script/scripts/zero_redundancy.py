@@ -16,7 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 rank, size, meeting = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
 torch.manual_seed(0)
-model = DistributedDataParallel(nn.Sequential(nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 3)))
+model = DistributedDataParallel(
+    nn.Sequential(nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 3))
+)
 optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
 nn.functional.cross_entropy(model(torch.randn(8, 30)), torch.randint(0, 3, (8,))).backward()
 
