@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +99,7 @@ def _with_broadcasts(schedule: Schedule) -> Schedule:
         "depends_on": update,
         "depends_start": schedule.depends_start[-1] + np.arange(1, count + 1),
     }
-    columns = {}
+    columns: dict[str, Any] = {}
     for name, values in added.items():
         column = getattr(schedule, name)
         columns[name] = np.concatenate([column, np.broadcast_to(values, count).astype(column.dtype)])
