@@ -8,11 +8,13 @@ from typing import Literal, Self
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 
-CollectiveKind = Literal["allreduce", "reduce-scatter", "all-gather", "ordered-sum", "send", "copy"]
+CollectiveKind = Literal["allreduce", "reduce-scatter", "all-gather", "broadcast", "ordered-sum", "send", "copy"]
 """What a collective brings about: every rank has the sum; rank r has shard r of the sum; every rank has all shards.
 
 An ``ordered-sum`` is an allreduce of few numbers for which computation stops, such as those of global batch norm: every
 rank sends its numbers to every other, and all add them in one order (``dpsim.comm.ordered_sum``).
+
+A ``broadcast`` gives every rank what one of them has.
 
 A ``send`` is one message from a device to another, from the moment it is posted until it has arrived: always on 2
 ``devices``, whose ``layout`` says whether they are in one node (``1x2``) or in two (``2x1``).

@@ -17,7 +17,7 @@ from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import unknown
 from dpsim.plan_constraints import CONSTRAINTS, Constraint, asynchronous_with, strategy_of
 from dpsim.processor import layers_by_kernels
-from dpsim.strategy import ASYNCHRONOUS, DataParallel, fully_sharded, parse_strategy
+from dpsim.strategy import ASYNCHRONOUS, ZERO_REDUNDANCY, DataParallel, fully_sharded, parse_strategy
 
 Runtime = Literal["dpsim", "torch-ddp-gloo", "torch-ddp-mpi", "torch-ddp-nccl", "torch-fsdp-gloo", "torch-ddp-hook"]
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
@@ -154,7 +154,8 @@ def _ddp_algorithms(run: Any) -> tuple[object, ...]:
 def _ddp_strategies(run: Any) -> tuple[object, ...]:
     sharded = run.runtime == FSDP
     own = fully_sharded(parse_strategy(run.strategy).replicas)
-    return (*[own] * sharded, *[DataParallel.name] * (not sharded or run.devices == 1))
+    by_library = [ZERO_REDUNDANCY] * (not sharded and run.runtime in LIBRARIES)
+    return (*[own] * sharded, *[DataParallel.name] * (not sharded or run.devices == 1), *by_library)
 
 
 RUNTIME_CONSTRAINTS = (

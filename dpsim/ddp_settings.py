@@ -170,11 +170,6 @@ class DdpSettings(Noun, frozen=True):
                 "the script trains within Join: steps in which a rank has no inputs left are not predicted, and each"
                 " forward begins with an allreduce of 4 B"
             )
-        if self.sharded_optimizer:
-            sentences.append(
-                "the script's ZeroRedundancyOptimizer broadcasts what each rank has updated, which is not priced"
-                " (--strategy zero1 prices an update of shards)"
-            )
         if others := self.own_collectives - len(self.own_allreduce_bytes):
             what = "a collective" if others == 1 else f"{others} collectives"
             kind = ", such as those of clip_grad_norm_," if self.units else " other than allreduces,"

@@ -25,6 +25,7 @@ KINDS = (
     "send",
     "receive",
     "recompute",
+    "broadcast",
 )
 """What an event of a Timeline is; operations' names begin so. ``wait`` is for communication that has not begun."""
 (
@@ -42,11 +43,12 @@ KINDS = (
     SEND_EVENT,
     RECEIVE_EVENT,
     RECOMPUTE_EVENT,
+    BROADCAST_EVENT,
 ) = range(len(KINDS))
 COMPUTE_LANE, COMMUNICATION_LANE = 0, 1
 LANE_NAMES = ("compute", "communication")
 
-COLLECTIVES = (ALLREDUCE_EVENT, SYNCHRONISE_EVENT, REDUCE_SCATTER_EVENT, ALL_GATHER_EVENT)
+COLLECTIVES = (ALLREDUCE_EVENT, SYNCHRONISE_EVENT, REDUCE_SCATTER_EVENT, ALL_GATHER_EVENT, BROADCAST_EVENT)
 _LANES = np.isin(np.arange(len(KINDS)), (*COLLECTIVES, RECEIVE_EVENT)).astype(np.int8)
 
 Ints = NDArray[np.int64]
@@ -91,6 +93,9 @@ class Schedule:
     (``Plan.shard_devices``), gathers and reduce-scatters are those of each group of neighbours that share a copy, and
     the allreduce of a bucket behind its reduce-scatter adds up each shard over the groups.
 
+    Where tensors have ``owners`` (the rank of each, by forward index), a rank updates its own tensors, has optimizer
+    state for them alone, and broadcasts them after the update: those of rank 0 first, of each rank the largest first.
+
     ``gradient_slots`` and ``parameter_slots``: how many buckets of a class have memory at once, bucket k in slot k
     modulo that number, while a rank keeps its shard of each; 0 where all have memory of their own. ``stashes[c]`` is
     how many micro-batches class c keeps activations of at once.
@@ -118,6 +123,7 @@ class Schedule:
     sharded: bool = False
     gradient_slots: int = 0
     parameter_slots: int = 0
+    owners: tuple[int, ...] = ()
 
     @property
     def buckets(self) -> int:
@@ -167,6 +173,20 @@ class Schedule:
     def parameter_collectives(self) -> Ints:
         """The collectives that bring buckets of parameters together, in the order in which they are sent."""
         return np.flatnonzero(self.kind == ALL_GATHER_EVENT)
+
+    @property
+    def broadcast_tensors(self) -> list[int]:
+        """The forward index of the tensor of each broadcast, in the order in which they are sent."""
+        tensors = self.workload.tensors
+        return sorted(range(len(self.owners)), key=lambda index: (self.owners[index], -tensors[index].elements))
+
+    @property
+    def owned_bytes(self) -> list[int]:
+        """The bytes of the parameters that each rank updates, where tensors have owners."""
+        of_rank = [0] * self.plan.devices
+        for owner, tensor in zip(self.owners, self.workload.tensors, strict=True):
+            of_rank[owner] += tensor.size_bytes
+        return of_rank
 
     def dependencies(self, operation: int) -> NDArray[np.int32]:
         """The operations that one operation waits for."""

@@ -78,6 +78,11 @@ class Strategy(Noun, frozen=True):
         return self.shards_gradients
 
     @property
+    def owns_tensors(self) -> bool:
+        """Whether a device updates whole tensors, and broadcasts them, in place of a shard of each bucket."""
+        return False
+
+    @property
     def gradient_collective(self) -> CollectiveKind:
         """What adds up the gradients."""
         return "reduce-scatter" if self.sharded else "allreduce"
@@ -85,6 +90,8 @@ class Strategy(Noun, frozen=True):
     @property
     def collectives(self) -> tuple[CollectiveKind, ...]:
         """The collectives that its calibration measures."""
+        if self.owns_tensors:
+            return ("allreduce", "broadcast")
         copies: tuple[CollectiveKind, ...] = ("copy",) if self.keeps_shards else ()
         return ("allreduce", "reduce-scatter", "all-gather", *copies) if self.sharded else ("allreduce",)
 
@@ -107,10 +114,23 @@ class DataParallel(Strategy, frozen=True):
 
 
 class Zero1(Strategy, frozen=True):
-    """A device updates a shard of the parameters, and has optimizer state for it alone."""
+    """A device updates a shard of the parameters, and has optimizer state for it alone.
+
+    ``gather``: reduce-scatters and all-gathers of shards of buckets; or, as ``ZeroRedundancyOptimizer`` does,
+    allreduces of gradients and a ``broadcast`` of each tensor by the device that updates it.
+    """
 
     name = "zero1"
-    shards_gradients = True
+
+    gather: Literal["all-gather", "broadcast"] = "all-gather"
+
+    @property
+    def sharded(self) -> bool:
+        return not self.owns_tensors
+
+    @property
+    def owns_tensors(self) -> bool:
+        return self.gather == "broadcast"
 
 
 class Zero2(Strategy, frozen=True):
@@ -381,6 +401,9 @@ def _at_least(strategy: Strategy, key: str, least: int) -> None:
 
 FULLY_SHARD = Zero3(prefetch=0)
 """What PyTorch's ``fully_shard`` does on processors: nothing runs during a gather; on GPUs it gathers one ahead."""
+
+ZERO_REDUNDANCY = Zero1(gather="broadcast").text
+"""What PyTorch's ``ZeroRedundancyOptimizer`` does beside DDP."""
 
 
 def fully_sharded(replicas: int) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import CollectiveKind
+from dpsim.comm.broadcast import prepare_broadcast
 from dpsim.comm.compression import Compression
 from dpsim.comm.message_steps import MessageAllreduce
 from dpsim.comm.transport import Array, PersistentAllreduce, SteppedAllreduce, Transport
@@ -48,10 +49,13 @@ def prepare(
     all-gather brings every rank's shard to all: by ``ring``, and by the direct exchange under any other algorithm. With
     several ``replicas`` the ranks are as many groups of neighbours, each of which does that for itself, and the
     allreduce adds up each shard over the groups: in an ``order`` in which the partial sums of each are one subtree.
+    A broadcast is that of rank 0, by messages along a tree.
     """
     place = ALGORITHMS.find(algorithm).place
     if t.size == 1 or data.size == 0:
         return SteppedAllreduce(t, _nothing)
+    if kind == "broadcast":
+        return prepare_broadcast(t, data, 0)
     if (own := t.prepare(data, algorithm, compression, order, kind, replicas)) is not None:
         return own
     if kind != "allreduce" or replicas > 1:

@@ -5,6 +5,10 @@ Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,7 +16,7 @@ from dpsim.kernels.exact_squares import digits
 from dpsim.lowering import data_parallel
 from dpsim.optimizer import Lars, Optimizer
 from dpsim.plan import Plan
-from dpsim.schedule import Schedule
+from dpsim.schedule import BROADCAST_EVENT, UPDATE_EVENT, Schedule
 from dpsim.workload import Workload
 
 FINITE_BYTES = 8
@@ -51,6 +55,52 @@ def lower(
     Gradients are announced before their layer's backward has read the weights, and a step whose loss is not finite must
     change nothing: so no parameter is written before backward has ended and all ranks have agreed. On one device it is
     the schedule of data parallelism.
+
+    With ``gather=broadcast`` it is the schedule of data parallelism, and after the update a broadcast of each tensor.
+    Source: ``torch.distributed.optim.ZeroRedundancyOptimizer``.
     """
+    if plan.parallelism.owns_tensors:
+        schedule = data_parallel.lower(workload, plan, ready_s, alpha_s, beta_s_per_byte)
+        return _with_broadcasts(schedule) if plan.devices > 1 else schedule
     agreed = agreement_bytes(workload, plan.optimizer) if plan.devices > 1 else None
     return data_parallel.lower(workload, plan, ready_s, alpha_s, beta_s_per_byte, agreement_bytes=agreed)
+
+
+def owners(elements: Sequence[int], devices: int) -> tuple[int, ...]:
+    """Return the device that updates each tensor: the largest tensor first, each on the device with the least so far.
+
+    Equals keep their order, and take the first such device (``ZeroRedundancyOptimizer._partition_parameters``).
+    """
+    held, owner = [0] * devices, [0] * len(elements)
+    for index in sorted(range(len(elements)), key=lambda each: -elements[each]):
+        owner[index] = held.index(min(held))
+        held[owner[index]] += elements[index]
+    return tuple(owner)
+
+
+def _with_broadcasts(schedule: Schedule) -> Schedule:
+    """Return a schedule of data parallelism with a broadcast of each tensor by its owner after the update."""
+    tensors, plan = schedule.workload.tensors, schedule.plan
+    owned = dataclasses.replace(schedule, owners=owners([tensor.elements for tensor in tensors], plan.devices))
+    order, count = np.array(owned.broadcast_tensors, np.int64), len(tensors)
+    (update,) = np.flatnonzero(schedule.kind == UPDATE_EVENT)
+    bucket_of = np.empty(count, np.int64)
+    bucket_of[schedule.tensor_order] = np.repeat(np.arange(schedule.buckets), np.diff(schedule.bucket_start))
+    sizes = np.array([tensor.size_bytes for tensor in tensors], np.int64)
+    added = {
+        "kind": BROADCAST_EVENT,
+        "layer": -1,
+        "bucket": bucket_of[order],
+        "micro_batch": plan.accumulate - 1,
+        "size_bytes": sizes[order],
+        "rank_class": 0,
+        "peer": -1,
+        "meeting": -1,
+        "depends_on": update,
+        "depends_start": schedule.depends_start[-1] + np.arange(1, count + 1),
+    }
+    columns: dict[str, Any] = {}
+    for name, values in added.items():
+        column = getattr(schedule, name)
+        columns[name] = np.concatenate([column, np.broadcast_to(values, count).astype(column.dtype)])
+    return dataclasses.replace(owned, **columns)

@@ -60,7 +60,8 @@ def idle_curve(machine: Machine, collective: Collective) -> Curve:
     """The collective's cost curve (bytes, seconds), nothing else running. Raises ``ConfigError``.
 
     Without any table of its kind a reduce-scatter or an all-gather costs half of the allreduce's tables, or what the
-    link's formula says of it, as an extrapolation. A send costs what ``send_curve`` says.
+    link's formula says of it, as an extrapolation. A broadcast costs what its rounds of messages along a tree do, or
+    where nothing is known of messages half of the allreduce. A send costs what ``send_curve`` says.
     """
     if collective.kind == "send":
         return send_curve(machine, collective.layout)
@@ -78,6 +79,8 @@ def idle_curve(machine: Machine, collective: Collective) -> Curve:
     _refuse_unknown_inside(machine, collective)
     _refuse_beyond_a_node(machine, collective)
     near = nearest_tables(machine, tables_of(machine, collective.kind), collective)
+    if near is None and collective.kind == "broadcast" and _prices_sends(machine):
+        return _along_a_tree(machine, collective)
     if near is not None:
         curves = [_table_points(each, collective.wire_dtype) for each in near.tables]
         return Curve(scaled_points(machine, near, curves, collective), *_NOTHING, scaled=near)
@@ -94,6 +97,28 @@ def idle_curve(machine: Machine, collective: Collective) -> Curve:
         )
     _refuse_unknown_nodes(machine, layout, layout)
     return Curve(link_points(machine, machine.link, collective), *_NOTHING)
+
+
+def _prices_sends(machine: Machine) -> bool:
+    """Whether the machine says what one message costs."""
+    return machine.link is not None or any(table.kind == "send" for table in machine.halves)
+
+
+def _along_a_tree(machine: Machine, collective: Collective) -> Curve:
+    """A broadcast along a binomial tree: ceil(log2 n) messages one after another, of which some are between nodes.
+
+    Where an emulated network joins all devices it is exact.
+    """
+    layout, rounds = collective.layout, math.ceil(math.log2(collective.devices))
+    inside = math.ceil(math.log2(layout.of_a_node)) if layout else rounds
+    layouts = {Layout.of(1, 2) if layout else FLAT: inside, Layout.of(2, 1): rounds - inside}
+    curves = [(count, send_curve(machine, layout)) for layout, count in layouts.items() if count]
+    sizes = np.unique(np.concatenate([curve.points[0] for _, curve in curves]))
+    seconds = np.zeros(len(sizes))
+    for count, curve in curves:  # at size 0 a curve has the latency, and ``at`` has nothing
+        seconds += count * np.array([at(curve.points, 1, size) if size else curve.points[1, 0] for size in sizes])
+    exact = all(emulated_link(machine, layout) for layout, count in layouts.items() if count)
+    return Curve(np.array([sizes, seconds]), *((0.0, math.inf) if exact else _NOTHING))
 
 
 def _refuse_unknown_nodes(machine: Machine, layout: Layout, what: str) -> None:

@@ -100,7 +100,8 @@ def _of_class(schedule: Schedule, rank_class: int) -> dict[str, int | None]:
     return {
         "parameters": in_slots(schedule.parameter_slots) + workload.state_bytes,
         "gradients": gradients,
-        "optimizer_state": slots * (shards if schedule.sharded else total),
+        "optimizer_state": slots
+        * (max(schedule.owned_bytes) if schedule.owners else shards if schedule.sharded else total),
         "activations": _activations(schedule, rank_class, gradients + (0 if by_fsdp else buffers)),
         "communication_buffers": buffers,
     }
@@ -184,6 +185,8 @@ def _kept(schedule: Schedule, layers: Sequence[Layer], samples: int, backward_by
 def _updating(schedule: Schedule) -> int:
     """What an update works in beside gradients and state: for its shard where a rank updates one."""
     update_bytes = schedule.workload.update_bytes if schedule.classes == 1 else 0
+    if schedule.owners:
+        return update_bytes * max(schedule.owned_bytes) // max(sum(schedule.owned_bytes), 1)
     return update_bytes // schedule.plan.shard_devices if schedule.sharded else update_bytes
 
 

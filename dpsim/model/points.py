@@ -27,7 +27,7 @@ from dpsim.model.rows import PredictedRow, Record, alone_of, best_of
 from dpsim.model.step import Prediction
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.setting import Grid, Row, plan_of, threshold_bytes
-from dpsim.strategy import Zero3
+from dpsim.strategy import ZERO_REDUNDANCY, Zero3
 from dpsim.units import format_size
 from dpsim.workload import Workload
 
@@ -249,6 +249,11 @@ def script_defaults(workload: Workload, grid: Grid) -> ScriptDefaults:
         strategy = Zero3(replicas=ddp.replicas).text
         words = f"strategy {strategy}, a unit for each module of fully_shard"
         fields = {"fusion_rule": (rule, ""), "strategy": (strategy, words)}
+    elif ddp.sharded_optimizer and "strategy" not in named:
+        fields["strategy"] = (
+            ZERO_REDUNDANCY,
+            f"strategy {ZERO_REDUNDANCY}, of ZeroRedundancyOptimizer",
+        )
     if cap is not None and DDP_RULES & {*(grid.values("fusion_rule") or (rule,))}:
         fields["fusion_threshold_bytes"] = cap, f"buckets of {format_size(cap)}"
     if ddp.accumulate > 1:

@@ -123,7 +123,7 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
         slowdown_of_layers *= workload.accumulation_factor
     layers, announces = _layer_arrays(workload, samples, slowdown_of_layers, factors.compute)
     curves, poll_s = _curves(machine, schedule)
-    update_s = workload.update_s * slowdown / (plan.shard_devices if schedule.sharded else 1)
+    update_s = workload.update_s * slowdown * _updated_share(schedule)
     times = workload.times(samples)
     overhead_s = times.overhead_s * slowdown + added_s(machine, plan.devices) * factors.compute
     updates = [update_s * waits * share for share in _shares_of_parameters(schedule)]
@@ -156,6 +156,14 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     return Priced(prices, calibrated_bytes, extrapolated, waiting_s)
 
 
+def _updated_share(schedule: Schedule) -> float:
+    """The part of all parameters that a device updates: the one with the most, where tensors have owners."""
+    if schedule.owners:
+        owned = schedule.owned_bytes
+        return max(owned) / max(sum(owned), 1)
+    return 1 / schedule.plan.shard_devices if schedule.sharded else 1.0
+
+
 def _curves(machine: Machine, schedule: Schedule) -> tuple[tuple[Curve, ...], float]:
     """The cost of each kind of collective of a schedule, and the seconds of a poll.
 
@@ -177,6 +185,10 @@ def _curves(machine: Machine, schedule: Schedule) -> tuple[tuple[Curve, ...], fl
         gather = gather_beside = idle_curve(machine, gathers)
         if beside:
             gather_beside, _ = overlapped_curve(machine, gathers, plan.overlap)
+    elif schedule.owners:
+        gather = gather_beside = idle_curve(
+            machine, msgspec.structs.replace(collective, kind="broadcast", wire_dtype="float32")
+        )
     between, between_beside = idle, overlapped
     if plan.replicas > 1:
         among_replicas = machine.priced(plan.between_replicas)

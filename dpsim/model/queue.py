@@ -9,7 +9,7 @@ import numpy as np
 
 from dpsim.jit import jit
 from dpsim.model.curve import segment
-from dpsim.schedule import ALL_GATHER_EVENT, ALLREDUCE_EVENT
+from dpsim.schedule import ALL_GATHER_EVENT, ALLREDUCE_EVENT, BROADCAST_EVENT
 
 OFF, INLINE, POLL, THREAD = 0, 1, 2, 3
 MODES = {"off": OFF, "inline": INLINE, "poll": POLL, "thread": THREAD}
@@ -71,13 +71,14 @@ def costs_of(operations, prices, position, mode):  # type: ignore[no-untyped-def
         size = size_bytes[k]
         if position[k] < 0 or size <= 0:
             continue
-        points = gather if kind[k] == ALL_GATHER_EVENT else between if kind[k] == ALLREDUCE_EVENT else idle
+        gathers = kind[k] == ALL_GATHER_EVENT or kind[k] == BROADCAST_EVENT
+        points = gather if gathers else between if kind[k] == ALLREDUCE_EVENT else idle
         low, weight = segment(points, size)
         costs[0, k] = points[1, low] + weight * (points[1, low + 1] - points[1, low])
         if beside:
             points = overlapped
-            if kind[k] == ALL_GATHER_EVENT or kind[k] == ALLREDUCE_EVENT:
-                points = overlapped_gather if kind[k] == ALL_GATHER_EVENT else overlapped_between
+            if gathers or kind[k] == ALLREDUCE_EVENT:
+                points = overlapped_gather if gathers else overlapped_between
             low, weight = segment(points, size)
             for row in (1, 2):
                 costs[row, k] = points[row, low] + weight * (points[row, low + 1] - points[row, low])

@@ -28,6 +28,7 @@ from dpsim.schedule import (
     ALL_GATHER_EVENT,
     ALLREDUCE_EVENT,
     BACKWARD_EVENT,
+    BROADCAST_EVENT,
     FORWARD_EVENT,
     LOSS_EVENT,
     OVERHEAD_EVENT,
@@ -207,7 +208,8 @@ def _by_lane(operations, classes):  # type: ignore[no-untyped-def]
     kind, rank_class, count = operations.kind, operations.rank_class, len(operations.kind)
     first, lanes = np.zeros(2 * classes + 1, np.int64), np.empty(count, np.int64)
     for i in range(count):
-        queued = kind[i] == ALLREDUCE_EVENT or kind[i] == REDUCE_SCATTER_EVENT or kind[i] == ALL_GATHER_EVENT
+        sums = kind[i] == ALLREDUCE_EVENT or kind[i] == REDUCE_SCATTER_EVENT
+        queued = sums or kind[i] == ALL_GATHER_EVENT or kind[i] == BROADCAST_EVENT
         lanes[i] = 2 * rank_class[i] + queued
         first[lanes[i] + 1] += 1
     for lane in range(2 * classes):

@@ -87,8 +87,9 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
         collective = machine.priced(plan.collective)
         network = _network(machine, collective) + SIZE_STEP * _doublings_outside(machine, collective, schedule)
         gather = msgspec.structs.replace(collective, kind="all-gather")
+        broadcast = msgspec.structs.replace(collective, kind="broadcast", wire_dtype="float32")
         between = [machine.priced(plan.between_replicas)] if plan.replicas > 1 else []
-        others = [*([gather] if schedule.sharded else []), *between]
+        others = [*([gather] if schedule.sharded else [broadcast] if schedule.owners else []), *between]
         network = max([network, *(_network(machine, each) for each in others)])
         if plan.overlap in ("poll", "thread"):
             overlapped, loss = _overlap(machine, collective, plan.overlap)

@@ -85,7 +85,7 @@ class Arena:
     ) -> None:
         tensors = schedule.workload.tensors
         self._align = align = _ALIGNMENT_BYTES // dtype.itemsize
-        self._schedule, self.sharded, self.memory = schedule, schedule.sharded, memory
+        self._schedule, self.sharded, self.memory = schedule, schedule.sharded or bool(schedule.owners), memory
         self._tensors: dict[str, tuple[int, int, tuple[int, ...]]] = {}
         self._sizes: list[int] = []
         for bucket in range(schedule.buckets):
@@ -133,6 +133,11 @@ class Arena:
         return sum(own.nbytes for own in self.optimizer_state.values())
 
     @property
+    def sums_everything(self) -> bool:
+        """Whether every rank has the sums of all gradients."""
+        return self._schedule.classes == 1 and not self._schedule.sharded
+
+    @property
     def keeps_everything(self) -> bool:
         """Whether every rank updates all parameters."""
         return self._schedule.classes == 1 and not self.sharded
@@ -155,14 +160,24 @@ class Arena:
         buckets = schedule.buckets_of(schedule.class_of(rank))
         at, _ = _slot_starts(self._sizes, buckets, 0, self._align)
         for bucket in buckets:
-            low, high = 0, self._sizes[bucket]
-            if self.sharded:
-                low, high = shard_bounds(high, sharing)[index : index + 2]
-            if low < high:
+            for low, high in self._bounds(bucket, index, sharing):
                 state = offset if self.sharded else at[bucket]
                 shards.append(Shard(bucket, low, high, self._first[bucket] + low, state))
                 offset += -(-(high - low) // LINE) * LINE
         return tuple(shards)
+
+    def _bounds(self, bucket: int, index: int, sharing: int) -> list[tuple[int, int]]:
+        """Return the elements of a bucket that the device ``index`` of those that share it updates."""
+        schedule, size = self._schedule, self._sizes[bucket]
+        bounds = [(0, size)]
+        if schedule.owners:
+            tensors = schedule.tensor_order[schedule.bucket_start[bucket] : schedule.bucket_start[bucket + 1]].tolist()
+            own = [schedule.workload.tensors[each] for each in tensors if schedule.owners[each] == index]
+            bounds = [(low := self._tensors[each.name][1], low + each.elements) for each in own]
+        elif self.sharded:
+            low, high = shard_bounds(size, sharing)[index : index + 2]
+            bounds = [(low, high)]
+        return [(low, high) for low, high in bounds if low < high]
 
     def updated_parts(self) -> list[tuple[Array, Array, dict[str, Array]]]:
         """Return parameters, gradients and optimizer state of what the rank updates: all at once, or shard by shard."""

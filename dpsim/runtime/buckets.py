@@ -11,16 +11,25 @@ from numpy.typing import NDArray
 from dpsim.comm.clock import now
 from dpsim.comm.transport import Request, Transport, all_done
 from dpsim.lowering.horovod import HorovodCycle
-from dpsim.runtime.program import StepProgram
+from dpsim.runtime.program import QueuedCollective, StepProgram
 from dpsim.schedule import ALLREDUCE_EVENT, Schedule
 
 
 class Message(NamedTuple):
-    """A collective, of a kind of ``KINDS``, of neighbouring buckets of the arena: ``first`` to ``stop - 1``."""
+    """A collective, of a kind of ``KINDS``, of neighbouring buckets of the arena: ``first`` to ``stop - 1``.
+
+    A broadcast is of one ``tensor`` alone, by forward index.
+    """
 
     kind: int
     first: int
     stop: int
+    tensor: int = -1
+
+    @classmethod
+    def of(cls, queued: QueuedCollective) -> Message:
+        """Return the message of a collective of the program."""
+        return cls(queued.kind, queued.bucket, queued.bucket + 1, queued.tensor)
 
 
 class BucketPolicy(Protocol):
@@ -47,7 +56,7 @@ class ScheduledBuckets:
 
     def __init__(self, program: StepProgram) -> None:
         self._waits, self._before_update = [each.waits for each in program.queue], program.before_update
-        self._queue = tuple(Message(each.kind, each.bucket, each.bucket + 1) for each in program.queue)
+        self._queue = tuple(map(Message.of, program.queue))
         self.begin()
 
     def begin(self) -> None:

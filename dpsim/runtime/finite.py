@@ -83,7 +83,7 @@ def finite_check(arena: Arena, probe: str, transport: Transport, world: Transpor
 
     ``world`` is a transport of all ranks, where these are of several classes.
     """
-    if not arena.sharded and world is None:
+    if arena.sums_everything and world is None:
         gradient = arena.gradient_views(arena.gradients)[probe]
         return FetchedGradients(gradient) if arena.memory.deferred else WholeGradients(gradient)
     return PartialGradients(arena, probe, transport, world)

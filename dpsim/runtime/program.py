@@ -13,6 +13,7 @@ from dpsim.schedule import (
     ALL_GATHER_EVENT,
     ALLREDUCE_EVENT,
     BACKWARD_EVENT,
+    BROADCAST_EVENT,
     FORWARD_EVENT,
     KINDS,
     LOSS_EVENT,
@@ -28,18 +29,23 @@ from dpsim.schedule import (
     Schedule,
 )
 
-_QUEUED = (ALLREDUCE_EVENT, REDUCE_SCATTER_EVENT, ALL_GATHER_EVENT)
+_GATHERS = (ALL_GATHER_EVENT, BROADCAST_EVENT)
+_QUEUED = (ALLREDUCE_EVENT, REDUCE_SCATTER_EVENT, *_GATHERS)
 _OF_LAYERS = (FORWARD_EVENT, RECOMPUTE_EVENT, BACKWARD_EVENT)
 _ANNOUNCED = (OVERHEAD_EVENT, *_OF_LAYERS, LOSS_EVENT)
 _MESSAGES = (SEND_EVENT, RECEIVE_EVENT)
 
 
 class QueuedCollective(NamedTuple):
-    """A collective of a bucket: its kind (of ``KINDS``), the bucket, and the number of operations that it waits for."""
+    """A collective of a bucket: its kind (of ``KINDS``), the bucket, and the number of operations that it waits for.
+
+    A broadcast is of one ``tensor`` in the bucket.
+    """
 
     kind: int
     bucket: int
     waits: int
+    tensor: int = -1
 
 
 class Action(NamedTuple):
@@ -103,10 +109,10 @@ def compiled(schedule: Schedule, rank: int = 0) -> StepProgram:
     updates = [operation for operation in own if kinds[operation] == UPDATE_EVENT]
     queued = [operation for operation in own if kinds[operation] in _QUEUED]
     synchronised = [operation for operation in own if kinds[operation] == SYNCHRONISE_EVENT]
-    if len(updates) != 1 or {kinds[operation] for operation in own[own.index(updates[0]) + 1 :]} - {ALL_GATHER_EVENT}:
+    if len(updates) != 1 or {kinds[operation] for operation in own[own.index(updates[0]) + 1 :]} - {*_GATHERS}:
         raise ConfigError(
             "a schedule that does not end with the update",
-            allowed="one update, after everything else but the all-gathers of the parameters",
+            allowed="one update, after everything else but the all-gathers and broadcasts of the parameters",
         )
     (update,) = updates
     if any(update not in schedule.dependencies(gather) for gather in queued if gather > update):
@@ -146,7 +152,7 @@ def _releases(schedule: Schedule, queued: list[int]) -> tuple[list[QueuedCollect
     kinds = schedule.kind.tolist()
     releases: list[list[int]] = [[] for _ in kinds]
     at_end: list[list[int]] = [[] for _ in kinds]
-    queue = []
+    queue, tensors = [], iter(schedule.broadcast_tensors)
     for number, collective in enumerate(queued):
         earlier = {*schedule.dependencies(collective).tolist()} - {*queued[:number]}
         if any(kinds[operation] not in (*_ANNOUNCED, UPDATE_EVENT) for operation in earlier):
@@ -154,7 +160,8 @@ def _releases(schedule: Schedule, queued: list[int]) -> tuple[list[QueuedCollect
                 f"{schedule.operation_name(collective)} waits for what is announced by no layer",
                 allowed="collectives that wait for computations, or for collectives before them",
             )
-        queue.append(QueuedCollective(kinds[collective], int(schedule.bucket[collective]), len(earlier)))
+        tensor = next(tensors) if kinds[collective] == BROADCAST_EVENT else -1
+        queue.append(QueuedCollective(kinds[collective], int(schedule.bucket[collective]), len(earlier), tensor))
         for operation in earlier:
             late = kinds[collective] == ALL_GATHER_EVENT and kinds[operation] == BACKWARD_EVENT
             (at_end if late else releases)[operation].append(number)

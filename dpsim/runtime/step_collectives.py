@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from dpsim.collective import CollectiveKind
 from dpsim.comm.allreduce import SummationOrder
+from dpsim.comm.broadcast import prepare_broadcast
 from dpsim.comm.compression import Compression
 from dpsim.comm.progress import BucketAllreduce, Progress, progress
 from dpsim.comm.transport import Array, Transport
@@ -19,7 +20,7 @@ from dpsim.runtime.buckets import Message, bucket_policy
 from dpsim.runtime.program import StepProgram
 from dpsim.runtime.rank_status import RankStatus
 from dpsim.runtime.step_clock import StepClock
-from dpsim.schedule import ALL_GATHER_EVENT, ALLREDUCE_EVENT, REDUCE_SCATTER_EVENT, Schedule
+from dpsim.schedule import ALL_GATHER_EVENT, ALLREDUCE_EVENT, BROADCAST_EVENT, REDUCE_SCATTER_EVENT, Schedule
 
 
 class StepCollectives:
@@ -61,7 +62,7 @@ class StepCollectives:
     def warm_up(self) -> None:
         """Prepare every collective. Moves nothing."""
         for queued in self._program.queue:
-            self._collective(Message(queued.kind, queued.bucket, queued.bucket + 1))
+            self._collective(Message.of(queued))
         for bucket in range(self._schedule.buckets if self._schedule.dynamic else 0):
             self._collective(Message(ALLREDUCE_EVENT, bucket, bucket + 1))
 
@@ -182,9 +183,18 @@ class StepCollectives:
     def _collective(self, message: Message) -> BucketAllreduce:
         """Return a collective of buckets, prepared once; sums with leaves are in a fixed order."""
         if message not in self._prepared:
-            gathers = message.kind == ALL_GATHER_EVENT
-            self._prepared[message] = self._gather(message.first) if gathers else self._sum(message)
+            if message.kind == BROADCAST_EVENT:
+                prepared = self._broadcast(message.tensor)
+            else:
+                prepared = self._gather(message.first) if message.kind == ALL_GATHER_EVENT else self._sum(message)
+            self._prepared[message] = prepared
         return self._prepared[message]
+
+    def _broadcast(self, tensor: int) -> BucketAllreduce:
+        name = self._schedule.workload.tensors[tensor].name
+        parameters = self._arena.parameter_views()[name].reshape(-1)
+        steps = prepare_broadcast(self._transport, parameters, self._schedule.owners[tensor])
+        return BucketAllreduce(steps, parameters.nbytes)
 
     def _gather(self, bucket: int) -> BucketAllreduce:
         arena = self._arena
@@ -198,7 +208,7 @@ class StepCollectives:
         return gather._replace(complete=complete)
 
     def _sum(self, message: Message) -> BucketAllreduce:
-        buckets, order = message[1:], None
+        buckets, order = message[1:3], None
         if self._schedule.plan.leaves:
             extra = range(1, len(self._arena.slots))
             order = SummationOrder(self._order, tuple(self._arena.buckets(*buckets, slot) for slot in extra))

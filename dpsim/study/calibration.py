@@ -147,7 +147,7 @@ class CalibrateConfig(Noun, frozen=True):
                     collective = Collective(
                         algorithm=algorithm, devices=devices, layout=layout, wire_dtype=wire, kind=kind
                     )
-                    overlaps = self.overlaps if kind != "all-gather" or strategy.gathers else ()
+                    overlaps = self.overlaps if kind not in ("all-gather", "broadcast") or strategy.gathers else ()
                     overlaps = () if kind == "copy" else overlaps
                     collectives += [
                         CalibratedCollective(collective=collective, overlap=overlap, calibration=number)

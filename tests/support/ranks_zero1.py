@@ -39,7 +39,7 @@ def digests(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> 
     actual = []
     for case in argument["cases"]:
         outcome: dict[str, Any] = {"digests": [], "bytes": []}
-        for strategy in STRATEGIES:
+        for strategy in argument.get("strategies", STRATEGIES):
             trainer = open_trainer(comm, _of(case, strategy))
             steps(trainer, argument["steps"])
             of_ranks = comm.allgather(trainer.digest())
@@ -116,7 +116,7 @@ def checkpoints(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress)
     actual = []
     for case in argument["cases"]:
         written: list[Checkpoint] = []
-        for strategy in STRATEGIES:
+        for strategy in argument.get("strategies", STRATEGIES):
             for count in argument["writers"]:
                 group = comm.Split(0 if comm.rank < count else MPI.UNDEFINED)
                 checkpoint = None
@@ -138,7 +138,7 @@ def checkpoints(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress)
                     if not name.startswith("state/")
                 )
             )
-            for strategy in STRATEGIES:
+            for strategy in argument.get("strategies", STRATEGIES):
                 trainer = open_trainer(comm, _of(case, strategy))
                 restore(trainer, checkpoint if comm.rank == 0 else None, report)
                 steps(trainer, argument["steps"])

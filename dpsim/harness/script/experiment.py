@@ -22,7 +22,7 @@ from dpsim.model.thresholds import LEAST_CAP_BYTES
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.setting import settings_of
-from dpsim.strategy import FULLY_SHARD, DataParallel, fully_sharded
+from dpsim.strategy import FULLY_SHARD, ZERO_REDUNDANCY, DataParallel, fully_sharded
 from dpsim.workload import Workload
 
 _HOOK = "hook"
@@ -203,6 +203,8 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
         experiment = _sharded(experiment, ddp.replicas)
     elif any(tensor.dtype == "bfloat16" for tensor in workload.tensors):
         experiment = _without_mpi(experiment)
+    if ddp.sharded_optimizer:
+        experiment = _with_broadcasts(experiment)
     if ddp.sync_batch_norm and not on_gpus(experiment):
         ways = dict.fromkeys(str(name).removeprefix("torch-ddp-") for name in experiment.values("runtime"))
         raise ConfigError(
@@ -251,6 +253,13 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     whole = replace(experiment, base=base, axes=axes, question=question, compared=compared)
     settings_of(whole.rows)
     return whole
+
+
+def _with_broadcasts(experiment: Experiment) -> Experiment:
+    """The experiment in which ``ZeroRedundancyOptimizer`` broadcasts parameters, by the library that DDP uses too."""
+    of_library = {"strategy": ZERO_REDUNDANCY}
+    cases = (case | of_library if case["runtime"] in LIBRARIES else case for case in experiment.cases)
+    return replace(experiment, cases=tuple(cases))
 
 
 def _without_mpi(experiment: Experiment) -> Experiment:

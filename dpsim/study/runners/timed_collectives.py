@@ -95,11 +95,12 @@ class Ask:
 class StreamTimes(CollectiveTimes):
     """How long an allreduce takes on average where DDP starts as many at once as a step has of that size.
 
-    A stream begins with the last rank's.
+    A stream begins with the last rank's. ``ZeroRedundancyOptimizer`` starts its broadcasts likewise.
     """
 
     def _timed(self, size: int) -> dict[str, Sequence[float]]:
-        begun_s, ended_s = np.max(self.ask.of_ranks("stream", size), axis=0).T
+        what = "broadcasts" if self._subject.collective.kind == "broadcast" else "stream"
+        begun_s, ended_s = np.max(self.ask.of_ranks(what, size), axis=0).T
         seconds: NDArray[np.float64] = (ended_s - begun_s) / self.ask.at_once(size)
         return {TIME_S: seconds.tolist()}
 

@@ -66,8 +66,8 @@ class Recorded:
     optimizer_slots: int | None = None
     input_workers: int = 0
     load_s_per_sample: float = 0.0
-    shards: int = 1
-    """The ranks whose shards are all parameters together, where a rank updates its shard alone."""
+    shards: float = 1
+    """All parameters as a multiple of those that the rank updates, where it updates its shard alone."""
     shard_update_s: float | None = None
     """Seconds of the part of an update that grows with a rank's shard; None: all of it."""
     memory: StepMemory | None = None
@@ -138,7 +138,7 @@ def workload_of(recorded: Recorded) -> Workload:
         ddp=msgspec.structs.replace(
             recorded.ddp, gradients=memory.gradients if memory else "", recomputes=recomputed_s > 0
         ),
-        update_bytes=memory.update_bytes * recorded.shards if memory else 0,
+        update_bytes=round(memory.update_bytes * recorded.shards) if memory else 0,
     )
 
 

@@ -5,6 +5,7 @@ Loads no torch. ``dpsim.torch.script.probe.script_record`` writes it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from dpsim.codec import Noun
 from dpsim.ddp_settings import DdpSettings, ShardedUnit
 from dpsim.errors import ConfigError
 from dpsim.lowering.ddp import Buckets, DdpOptions, DdpParameter, initial_buckets
+from dpsim.lowering.zero1 import owners
 from dpsim.model.observed import clean_words
 from dpsim.torch.script.probe.steps import RecordedStep, StepMemory
 from dpsim.torch.script.recorded import Recorded, RecordedParameter, is_clean
@@ -192,7 +194,15 @@ def recorded_of(record: ScriptRecord, request: ScriptRequest) -> Recorded:
         sharded_optimizer=record.sharded_optimizer,
         sync_batch_norm=record.sync_batch_norm,
     )
-    return _recorded(record, ddp, request, settings, ddp.recorded_parameters, ddp.buckets)
+    shards = _shards(ddp.recorded_parameters, request.devices) if record.sharded_optimizer else 1.0
+    return _recorded(record, ddp, request, settings, ddp.recorded_parameters, ddp.buckets, shards=shards)
+
+
+def _shards(parameters: Sequence[RecordedParameter], devices: int) -> float:
+    """All parameters as a multiple of those that rank 0, which was recorded, updates by ``ZeroRedundancyOptimizer``."""
+    elements = [math.prod(each.shape) for each in parameters]
+    own = sum(size for size, owner in zip(elements, owners(elements, devices), strict=True) if owner == 0)
+    return sum(elements) / own if own else 1.0
 
 
 def _own_collectives(record: ScriptRecord) -> tuple[int | None, ...]:

@@ -40,6 +40,10 @@ class GlooReduction:
         """Start to reduce a flat tensor; a future of it. Every rank starts the same ones in the same order."""
         return self.group.allreduce([tensor]).get_future()
 
+    def broadcast(self, tensor: Any) -> Any:
+        """Start to broadcast rank 0's tensor, likewise."""
+        return self.group.broadcast([tensor]).get_future()
+
 
 class Load:
     """Forward and backward of a small PyTorch model, repeated; ``poll`` is called after every layer of both."""
@@ -126,6 +130,7 @@ class Collectives:
         takes: dict[str, Callable[[Timed], Any]] = {
             "burst": self._burst,
             "stream": self._stream,
+            "broadcasts": self._stream,
             "load": self._load,
             "beside": self._beside,
             "sharded": self._sharded,
@@ -134,13 +139,14 @@ class Collectives:
         return takes[timed.what](timed)
 
     def _stream_of(self, timed: Timed) -> tuple[list[Any], Callable[[Any], Any]]:
-        """Return the tensors of a stream, and what starts to reduce one."""
+        """Return the tensors of a stream, and what starts to reduce or broadcast one."""
         key = timed.devices, timed.size_bytes, timed.at_once
         if key not in self._tensors:
             dtype = getattr(torch, timed.reduce_dtype)
             numbers = timed.size_bytes // dtype.itemsize
             self._tensors[key] = [torch.ones(numbers, dtype=dtype) for _ in range(timed.at_once)]
-        return self._tensors[key], self._reductions[timed.devices].reduce
+        reduction = self._reductions[timed.devices]
+        return self._tensors[key], reduction.broadcast if timed.what == "broadcasts" else reduction.reduce
 
     def _burst(self, timed: Timed) -> tuple[float, float]:
         """Return when allreduces that are started together began, and when all had ended."""

@@ -33,9 +33,9 @@ LOGGED = {
 class Timed(NamedTuple):
     """Collectives to time on the first ``devices`` ranks, which begin at ``at_s`` on the clock of the machine.
 
-    ``what`` is ``burst`` (``at_once`` allreduces), ``stream`` (as many behind a backward), ``load`` (``units`` of a
-    computation by itself), ``beside`` (as many allreduces beside it) or ``sharded`` (steps of ``units`` that
-    ``fully_shard`` shards). Numbers are gathered as ``gather_dtype`` and added up as ``reduce_dtype``;
+    ``what`` is ``burst`` (``at_once`` allreduces), ``stream`` (as many behind a backward), ``broadcasts`` (likewise),
+    ``load`` (``units`` of a computation by itself), ``beside`` (as many allreduces beside it) or ``sharded`` (steps of
+    ``units`` that ``fully_shard`` shards). Numbers are gathered as ``gather_dtype`` and added up as ``reduce_dtype``;
     ``size_bytes`` is that of an allreduce, or of a unit in float32.
     """
 
