@@ -87,7 +87,7 @@ class PlanFlags(
         " logarithm (assumed: 0.01); fixed_share of the layer times that no batch changes, where they are known at"
         " one batch (assumed: 0.09); contention, times as long as alone that a collective takes beside backward"
         " (assumed: 1.8); computation_taken, the part of its time inside a node that computation then takes longer"
-        " (assumed: 0.2); collective_overhead_s, what the host adds to each collective, like 20us"
+        " (assumed: 0.5); collective_overhead_s, what the host adds to each collective, like 20us"
         " (assumed: 0). And recompute=none or all: whether backward computes the activations of the script's blocks"
         " again, as torch.utils.checkpoint does (as profiled).",
         negative="",

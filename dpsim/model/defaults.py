@@ -60,7 +60,7 @@ DEFAULTS = (
     Default(
         field="computation_taken",
         text="seconds of computation that a second of a collective inside a node takes away from a backward beside it",
-        value=0.2,
+        value=0.5,
         doubt=0.2,
     ),
     Default(

@@ -6,6 +6,7 @@ A prediction of a published step uses no default that its own cluster influenced
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -27,15 +28,22 @@ _ALIKE = 1e-3
 
 
 TRIED: Mapping[str, tuple[float, ...]] = {
-    "computation_taken": (0.0, 0.2, 0.4, 0.6, 1.0),
-    "contention": (1.0, 1.4, 1.8, 2.2, 3.0),
-    "compute_slowdown": (1.0, 1.02, 1.03, 1.04, 1.05, 1.07, 1.1, 1.2),
-    "loss_growth": (0.0, 0.01, 0.015, 0.02, 0.03, 0.05),
-    "fixed_share": (0.01, 0.05, 0.09, 0.15, 0.3, 0.6),
+    "computation_taken": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0),
+    "contention": (1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0),
+    "compute_slowdown": (1.0, 1.02, 1.03, 1.04, 1.05, 1.06, 1.08, 1.12, 1.2),
+    "loss_growth": (0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08),
+    "fixed_share": (0.01, 0.05, 0.09, 0.12, 0.16, 0.22, 0.3, 0.45, 0.6),
 }
 """The values that are tried of each default that predictions depend on."""
-_AGAIN = "compute_slowdown", "computation_taken"
-"""What is estimated again beside all others: what each loses is also told by what follows it."""
+BESIDE: Mapping[str, float] = {
+    "computation_taken": 0.2,
+    "contention": 1.5,
+    "compute_slowdown": 1.04,
+    "loss_growth": 0.01,
+    "fixed_share": 0.1,
+}
+"""Round values of all others beside which those of one are tried: no set decides them, so that what is left out has no
+part in what the others imply."""
 
 
 def as_shipped(
@@ -64,40 +72,41 @@ def of_other_clusters(
 ) -> dict[str, tuple[Default, ...]]:
     """Return for each cluster with steps, and for ``NOBODY``, what the others imply of each default.
 
-    A cluster's misfit with a value is the mean |log(predicted / published)| over all rows that its cases judge. A
-    cluster takes the value with the least sum of the others' misfits, so that one whose steps hardly depend on it says
-    little; none, where no other one's do. Each default is estimated beside those before it, two of them again beside
-    all. Doubts are those of ``defaults``: they weigh unknowns against each other, and how wide intervals are is told by
-    other clusters too.
+    A cluster's misfit with a value is the mean |log(predicted / published)| over all rows that its cases judge, beside
+    round values of the other defaults (``BESIDE``). A cluster takes the value with the least sum of the others'
+    misfits, so that one whose steps hardly depend on it says little; none, where no other one's do. Doubts are those of
+    ``defaults``: they weigh unknowns against each other, and how wide intervals are is told by other clusters too.
     """
     steps = [case for case in cases if case.quantity == "step"]
     steps.sort(key=lambda case: -len(sets[case.dataset].rows))  # so that no worker ends with the largest one
     by_cluster = grouped(steps, lambda case: sets[case.dataset].provenance.cluster)
-    estimated: dict[str, tuple[Default, ...]] = dict.fromkeys((*by_cluster, NOBODY), ())
-    tried = {default.field: default for default in defaults if default.field in TRIED}
-    for default in (*tried.values(), *(tried[field] for field in _AGAIN if field in tried)):
-        beside = {name: tuple(each for each in own if each.field != default.field) for name, own in estimated.items()}
-        of_default = functools.partial(_misfits, sets, default)
-        before = [beside[name] for name in by_cluster]
-        each_misfits = (executor.map if executor else map)(of_default, by_cluster.values(), before)
-        misfits = {name: own for name, own in zip(by_cluster, each_misfits, strict=True) if own is not None}
-        for name in estimated:
-            others = [own for other, own in misfits.items() if other != name]
-            if others:
-                best = int(np.argmin(np.sum(others, axis=0)))
-                value = replace(default, value=TRIED[default.field][best])
-                estimated[name] = (*beside[name], value)
+    tried = [default for default in defaults if default.field in TRIED]
+    tasks = [(default, own) for own in by_cluster.values() for default in tried]
+    each = (executor.map if executor else map)(functools.partial(_misfits, sets, tried), *zip(*tasks, strict=True))
+    misfits = dict(zip(itertools.product(by_cluster, (default.field for default in tried)), each, strict=True))
+    estimated = dict[str, tuple[Default, ...]]()
+    for name in (*by_cluster, NOBODY):
+        of_name = list[Default]()
+        for default in tried:
+            others = [misfits[other, default.field] for other in by_cluster if other != name]
+            told = [each for each in others if each is not None]
+            if told:
+                best = int(np.argmin(np.sum(told, axis=0)))
+                of_name.append(replace(default, value=TRIED[default.field][best]))
+        estimated[name] = tuple(of_name)
     return estimated
 
 
 def _misfits(
-    sets: Mapping[str, PublishedSet], default: Default, cases: Sequence[Case], beside: Sequence[Default]
+    sets: Mapping[str, PublishedSet], defaults: Sequence[Default], default: Default, cases: Sequence[Case]
 ) -> list[float] | None:
     """Return how far off the cases of a cluster are with each of the tried values.
 
     ``None`` where all are alike, and where the largest one is among the best: then something else that its sets do not
     state makes its steps longer.
     """
+
+    beside = [replace(each, value=BESIDE[each.field]) for each in defaults if each != default]
 
     def misfit(value: float) -> float:
         fill, errors = filling((*beside, replace(default, value=value))), list[float]()

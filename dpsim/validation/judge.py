@@ -14,7 +14,7 @@ from dpsim.model.residuals import ratio
 from dpsim.model.step import scheduled
 from dpsim.validation.case import Case, Part, parts
 from dpsim.validation.contestants import MODELS, of_collective, of_step
-from dpsim.validation.inputs import Fill, RowInputs, collective_inputs, fitted_step_inputs, outcome_s
+from dpsim.validation.inputs import Fill, RowInputs, as_stated, collective_inputs, fitted_step_inputs, outcome_s
 from dpsim.validation.published import PublishedRow, PublishedSet
 
 _CHUNK = 16
@@ -70,7 +70,7 @@ def judged(
     cases: Iterable[Case],
     sets: Mapping[str, PublishedSet],
     *,
-    fills: Mapping[str, Fill],
+    fills: Mapping[str, Fill] | None = None,
     executor: Executor | None = None,
 ) -> list[JudgedRow]:
     """Return every row of the cases with its prediction, its interval and what everyone else says.
@@ -80,7 +80,7 @@ def judged(
     ``executor`` predicts the parts of cases side by side: any ``concurrent.futures.Executor``. Raises ``ConfigError``.
     """
     tasks = [part for case in cases for part in parts(case, sets[case.dataset])]
-    of_part = functools.partial(_judged_part, sets, fills)
+    of_part = functools.partial(_judged_part, sets, fills or {})
     rows = executor.map(of_part, tasks, chunksize=_CHUNK) if executor else map(of_part, tasks)
     return [row for of_task in rows for row in of_task]
 
@@ -101,7 +101,7 @@ def _judged_rows(sets: Mapping[str, PublishedSet], fills: Mapping[str, Fill], pa
     if collective:
         inputs = collective_inputs(part)
     else:
-        inputs = fitted_step_inputs(part, sets, fills[part.dataset])
+        inputs = fitted_step_inputs(part, sets, fills.get(part.dataset, as_stated))
         as_published = fitted_step_inputs(part, sets)  # for nulls, which know no more than the case states
     judged = []
     for row in part.judged:

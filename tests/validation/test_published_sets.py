@@ -51,6 +51,13 @@ def test_the_sets_of_the_package_hold_what_their_sources_published() -> None:
     assert largest.values == {"devices": 8, "layout": "1x8", "size_bytes": 2**30} and largest.outcome == 0.0081964
 
 
+def test_a_set_without_a_cluster_is_refused_and_told_what_one_is(folder: Path) -> None:
+    path = changed(folder, 'cluster = "example"\n', "", "example.toml")
+    with pytest.raises(FileFormatError, match="names no cluster") as refused:
+        read_set(path)
+    assert "the machines that were measured" in str(refused.value.allowed)
+
+
 def test_every_file_of_the_sets_is_in_the_wheel() -> None:
     import tomllib
 

@@ -19,9 +19,11 @@ from dpsim.errors import DpsimError
 from dpsim.experiments import golden
 from dpsim.experiments.validation_page import BEGIN, FOLDER, README, readme_lines
 from dpsim.launch.workers import workers
+from dpsim.model.defaults import DEFAULTS
 from dpsim.validation import page
 from dpsim.validation.__main__ import build
 from dpsim.validation.case import read_cases
+from dpsim.validation.defaults import NOBODY
 from dpsim.validation.judge import judged
 from dpsim.validation.published import read_sets
 from dpsim.validation.records import split
@@ -38,7 +40,7 @@ def small() -> Validation:
         case for case in read_cases(sets) if case.name in ("cs336-allreduce", "records", "bcaffe-steps", "nccl-layouts")
     ]
     rows = with_constants(judged(cases, sets))
-    return Validation(sets=sets, cases=cases, assumed={}, rows=rows, as_shipped=rows)
+    return Validation(sets=sets, cases=cases, assumed={NOBODY: DEFAULTS}, rows=rows, raw=rows)
 
 
 def changed_example(tmp_path: Path, name: str, old: str, new: str) -> Path:
