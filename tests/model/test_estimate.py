@@ -71,7 +71,7 @@ def test_the_numbers_that_made_the_steps_come_back(
     compute: float, bandwidth: float, overhead: float, contention: float, loss: float
 ) -> None:
     true = {"bandwidth": bandwidth, "overhead": overhead, "contention": contention, "loss": loss}
-    true |= {"growth": 0.05, "taken": 0.4}
+    true["growth"] = 0.05
     trained = workload().slowed(compute)
     found = estimate(workload(), START, steps(plans(1, 2, 4, 16), machine(**true), trained), ["compute", *true])
     assert values(found) == pytest.approx(true | {"compute": 10.5 * compute}, rel=0.02)
