@@ -181,18 +181,19 @@ def ratio_interval(
     if not (top.step_s > 0 and bottom.step_s > 0):
         return 1.0, 1.0
     first, second = of_top.shifts, of_bottom.shifts
-    compute = Uncertainty._fields.index("compute")
+    compute, share = (Uncertainty._fields.index(name) for name in ("compute", "fixed_share"))
     if of_two_machines:
-        of_both = [compute, *(column for column in of_top.assumed if column in of_bottom.assumed)]
-        common, alone = np.zeros_like(first), np.hypot(first, second)
+        of_both = [compute, share, *(column for column in of_top.assumed if column in of_bottom.assumed)]
+        common, alone = np.zeros_like(first), np.hypot(first, second[::-1])
         common[:, of_both] = (first - second)[:, of_both]
         alone[:, of_both] = 0.0
     else:
         common, alone = _apart(of_top, of_bottom)
         alone[:, compute] = np.sqrt(np.maximum(np.square(second) - np.square(first), 0.0)[:, compute])
-    model = math.hypot(OWN_MODEL_ERROR, OWN_MODEL_ERROR, *alone.max(axis=0).tolist())
-    up = math.hypot(model, *np.maximum(common, 0).max(axis=0).tolist())
-    down = math.hypot(model, *np.maximum(-common, 0).max(axis=0).tolist())
+        alone = np.broadcast_to(alone.max(axis=0), alone.shape)
+    model = math.hypot(OWN_MODEL_ERROR, OWN_MODEL_ERROR)
+    up = math.hypot(model, *alone[0].tolist(), *np.maximum(common, 0).max(axis=0).tolist())
+    down = math.hypot(model, *alone[1].tolist(), *np.maximum(-common, 0).max(axis=0).tolist())
     ratio = top.step_s / bottom.step_s
     return ratio * _power(-_DEVIATIONS * down), ratio * _power(_DEVIATIONS * up)
 

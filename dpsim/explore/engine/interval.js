@@ -53,6 +53,7 @@ function speedupEnds({constants}, one, several) {
 
 /** What an uncertainty multiplies. A slower machine makes collectives slower too, those on an emulated link by less. */
 function factorsOf(machine, constants, name, factor) {
+  if (name === "network") return {network: factor, overlapped: machine.overlap.length ? 1 : factor};
   if (name !== "speed") return {[name]: factor};
   const network = machine.emulated_network ? factor ** constants.EMULATED_LINK_SHARE : factor;
   return {compute: factor, network, overlapped: factor, loss: factor};
