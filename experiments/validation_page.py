@@ -26,21 +26,26 @@ def readme_lines(summary: Mapping[str, Any]) -> str:
     scores = {score["dataset"]: score for score in summary["datasets"]}
     collectives, steps = scores["all collectives"], scores["all steps"]
 
-    def both(name: str, decimals: int = 1) -> str:
-        return " and ".join(_percent(score, name, decimals) for score in (collectives, steps))
+    def both(name: str) -> str:
+        return " and ".join(f"{score[name]:.1%}".replace("%", " %") for score in (collectives, steps))
+
+    def inside(score: Mapping[str, Any]) -> str:
+        low, high = score["coverage_of_clusters"]
+        return f"{score['coverage']:.0%} ({low:.0%} to {high:.0%})".replace("%", " %")
+
+    def scored(score: Mapping[str, Any]) -> str:
+        low, high = score["interval_score_of_clusters"]
+        constant = score["constant_interval_score"]
+        return f"{score['interval_score']:.2f} ({low:.2f} to {high:.2f}), a constant factor {constant:.2f}"
 
     text = (
-        f"On [measurements that other people published](reports/validation/report.md), {collectives['rows']} "
-        f"allreduces and {steps['rows']} steps of {len(scores) - 2} sets, each predicted without having seen it, "
-        f"dpsim is {both('median_abs_error')} off in the median, and a simple guess, chosen beforehand, "
-        f"{both('null_median_abs_error')}. Of the measurements {both('coverage', 0)} lie inside 90 % intervals "
-        "([how this is judged](docs/validate.md))."
+        f"On [measurements that others published](reports/validation/report.md), {collectives['rows']} allreduces of "
+        f"{collectives['clusters']} clusters and {steps['rows']} steps of {steps['clusters']}, each cluster predicted "
+        f"from the others, dpsim is {both('median_abs_error')} off in the median; a simple guess, chosen beforehand, "
+        f"{both('null_median_abs_error')}. In 90 % intervals lie {inside(collectives)} and {inside(steps)}; the "
+        f"interval score is {scored(collectives)}, and {scored(steps)} ([how this is judged](docs/validate.md))."
     )
     return textwrap.fill(text, _WIDTH, break_on_hyphens=False) + "\n"
-
-
-def _percent(score: Mapping[str, Any], name: str, decimals: int = 1) -> str:
-    return f"{score[name] * 100:.{decimals}f} %"
 
 
 def main() -> int:

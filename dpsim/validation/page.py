@@ -229,7 +229,7 @@ def _answers(validation: Validation) -> Iterator[str]:
             f"intervals, and "
             f"{score.too_fast:.0%} are predicted too fast: {score.rows} rows in {score.cases} cases."
         )
-        inside, scored = score.over_clusters("inside"), score.over_clusters("interval_score")
+        inside, scored = score.coverage_of_clusters, score.interval_score_of_clusters
         yield (
             f"Every cluster is predicted with what the others imply, and weighs the same. Over {score.clusters} "
             f"clusters of {score.quantity}s {score.coverage:.0%} (90%: {inside[0]:.0%} to {inside[1]:.0%}) lie inside; the "

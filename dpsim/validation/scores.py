@@ -80,6 +80,14 @@ class Score(Row):
         "The same of intervals a constant factor wide, which is the best one for the other clusters.",
         lambda s: s.mean("constant"),
     )
+    coverage_of_clusters = Column["Score", tuple[float, float]](
+        "ratio",
+        "The 5 % and 95 % quantile of the share inside, over resampled clusters.",
+        lambda s: s.over_clusters("inside"),
+    )
+    interval_score_of_clusters = Column["Score", tuple[float, float]](
+        "ratio", "The same of the interval score.", lambda s: s.over_clusters("interval_score")
+    )
     too_fast = Column["Score", float](
         "ratio",
         "The share of rows that are predicted too fast.",
