@@ -9,10 +9,10 @@ import pytest
 
 from dpsim.errors import ConfigError
 from dpsim.machine import Link, Machine
+from dpsim.model.defaults import with_defaults
 from dpsim.model.estimate import MeasuredStep
 from dpsim.model.explanation import Explanation
 from dpsim.model.step import price, scheduled
-from dpsim.model.defaults import with_defaults
 from dpsim.model.two_steps import ANY_LINK, explain_steps, layers_of
 from dpsim.plan import Plan
 from dpsim.workload import Workload
