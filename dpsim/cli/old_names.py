@@ -37,6 +37,7 @@ NEW_FLAGS: dict[str, dict[str, str]] = {
         "--fixed-share": "--assume fixed_share=",
         "--contention": "--assume contention=",
         "--collective-overhead": "--assume collective_overhead_s=",
+        "--all": "--rank plan",
     },
     "train": {"--nesterov": "--set nesterov=yes"},
     **{name: {"--torch-module": "--torch-script"} for name in ("explain", "profile", "reproduce", "sweep", "tune")},

@@ -31,7 +31,9 @@ Examples:
     --find bandwidth --efficiency 90%
   dpsim predict --workload w.json --machine m.json --devices 8
     --rank strategy --memory 16GiB --set optimizer=adamw
-  dpsim predict --workload w.json --machine 25gbe --page meeting.html{flags.WORDS}"""
+  dpsim predict --workload w.json --machine 25gbe --page meeting.html
+  dpsim predict --collective allreduce --size 64MiB --devices 8,2x8
+    --machine nvlink3-8gpu+hdr-ib{flags.WORDS}"""
 SHOWN = (
     "--workload --machine --devices --global-batch --local-batch --fusion-rule --fusion-threshold "
     "--algorithm --strategy --find --efficiency --rank --memory --page --json"
@@ -58,6 +60,10 @@ class FileFlags(flags.Flags):
         "first."
     )
     devices: str | None = flags.flag("Numbers of devices: 2,4,8 or 8..1024 (doubling), or layouts: 2x4.")
+    collective: str | None = flags.flag(
+        "Price collectives alone instead, from --machine: allreduce, reduce-scatter, all-gather, broadcast."
+    )
+    size: str | None = flags.flag("With --collective: the bytes of the whole array, like 1MiB,64MiB.")
 
     def machines(self) -> tuple[Path, ...]:
         """Return the machine files. Raises ``ConfigError``."""
@@ -136,8 +142,9 @@ class PlanFlags(
 class AnswerFlags(flags.Flags):
     """The flags of what is said, and where it goes."""
 
-    target_loss: float | None = flags.flag("A training loss to reach: also predict the time to it, with --convergence.")
-    convergence: Path | None = flags.flag("The file of steps to target losses, from the quality experiment.")
+    target_loss: str | None = flags.flag(
+        "LOSS:FILE, a training loss to reach, and the quality experiment's file of steps to it: also predict the time."
+    )
     output: Path | None = flags.flag("Also write what --json prints to this file.")
     plot: Path | None = flags.flag("Draw efficiency and shares of the step against devices: a .png or .svg.")
     page: Path | None = flags.flag(
@@ -146,21 +153,29 @@ class AnswerFlags(flags.Flags):
     )
     json: flags.Json = False
 
+    def convergence(self) -> Path | None:
+        """Return the file of ``--target-loss``, ``None`` without one. Raises ``ConfigError`` for none in it."""
+        if self.target_loss is None:
+            return None
+        loss, _, path = self.target_loss.partition(":")
+        try:
+            number = float(loss)
+        except ValueError:
+            number = math.nan
+        if not path or not math.isfinite(number):
+            raise ConfigError(
+                f"--target-loss {self.target_loss}",
+                allowed="a loss and a file of steps to it, like 0.5:FOLDER/convergence.json",
+                remedy="python -m dpsim.experiments.quality --output FOLDER writes FOLDER/convergence.json",
+            )
+        return Path(path)
+
     def fit(self) -> Convergence | None:
         """Return the fit of steps to the target loss, ``None`` where none is asked for. Raises ``ConfigError``."""
         from dpsim.records import convergence
 
-        if (self.target_loss is None) != (self.convergence is None):
-            raise ConfigError(
-                "--target-loss without --convergence"
-                if self.convergence is None
-                else "--convergence without --target-loss",
-                allowed="both, or neither",
-                remedy="python -m dpsim.experiments.quality --output FOLDER writes FOLDER/convergence.json",
-            )
-        if self.target_loss is None or self.convergence is None:
-            return None
-        return convergence.read(self.convergence).find(self.target_loss)
+        path = self.convergence()
+        return None if path is None else convergence.read(path).find(float(str(self.target_loss).partition(":")[0]))
 
 
 def predict(
@@ -176,6 +191,9 @@ def predict(
     if answer.page is not None:
         others = [each.spelled(name) for each in (plans, asked, ranking, answer) for name in each.given()]
         _page(answer.page, files, [flag for flag in others if flag != "--page"])
+        return
+    if files.collective is not None or files.size is not None:
+        _collectives(files, plans, asked, ranking, answer)
         return
     question = _Question.of(files, plans, answer)
     target, fit = asked.target(), answer.fit()
@@ -198,6 +216,19 @@ def predict(
     else:
         points, summary = question.predicted(fit)
         _show(question, answer, points, summary)
+
+
+def _collectives(
+    files: FileFlags, plans: PlanFlags, asked: find.FindFlags, ranking: rank.RankFlags, answer: AnswerFlags
+) -> None:
+    """Price collectives alone. Raises ``ConfigError`` for flags that say nothing of one."""
+    from dpsim.cli.collective_alone import predict_collectives
+
+    taken = ("--machine", "--devices", "--collective", "--size", "--algorithm", "--output", "--plot", "--json")
+    given = [each.spelled(name) for each in (files, plans, asked, ranking, answer) for name in each.given()]
+    find.refuse_beside("--collective", {flag: flag for flag in given if flag not in taken})
+    texts = {name: getattr(files, name) for name in ("collective", "size", "devices", "machine")}
+    predict_collectives(texts, plans.algorithm, answer.output, answer.plot, json=answer.json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +255,7 @@ class _Question:
             raise ConfigError(f"--{missing} is missing", allowed="--workload, --machine and --devices", remedy=_HELP)
         paths = files.machines()
         flags.writable(
-            answer.output, "output", inputs=[path for path in (files.workload, *paths, answer.convergence) if path]
+            answer.output, "output", inputs=[path for path in (files.workload, *paths, answer.convergence()) if path]
         )
         outputs.drawable(answer.plot)
         workload, counts = plans.recomputing(workloads.read(files.workload)), readers.counts_or_layouts(files.devices)

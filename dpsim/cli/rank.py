@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 class RankFlags(flags.Flags, group="Rank strategies"):
     """The flags of a ranking."""
 
-    rank: Literal["strategy"] | None = flags.flag(
+    rank: Literal["strategy", "plan"] | None = flags.flag(
         "Price each strategy with its settings, micro-batches, fusion thresholds and overlaps at one global batch, and "
-        "show the best of each, the fastest first."
+        "show the best of each, the fastest first; or every plan."
     )
     memory: str | None = flags.flag(
         "With --rank: memory of a device, like 16GiB (the machine file's memory_bytes): say which plans fit."
     )
-    all: bool = flags.flag("With --rank: show every plan that is compared.", default=False)
 
     def is_asked(self) -> bool:
         """Return whether there is a ranking. Raises ``ConfigError`` for its flags without one."""
@@ -63,9 +62,9 @@ def rank(
     machine = next(iter(machines.values()))
     if of.memory is not None:
         machine = msgspec.structs.replace(machine, memory_bytes=readers.memory(of.memory))
-    advice = advise(workload, machine, grid, every=of.all)
+    advice = advise(workload, machine, grid, every=of.rank == "plan")
     _check_tried(advice, workload, grid, spelled)
-    points, summary = report.records(advice, every=of.all), report.summary(advice, workload)
+    points, summary = report.records(advice, every=of.rank == "plan"), report.summary(advice, workload)
     notes = [*advice.script.unpriced, *cautions(machine, [row.plan for row in advice.choices], workload)]
     if show.as_json("advise", points, summary | {"cautions": notes}, output, json=json):
         return

@@ -11,11 +11,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.collective import Collective
 from dpsim.machine import Machine
 from dpsim.model.prices import FREE_NETWORK, Factors
 from dpsim.model.residuals import LEVEL, width_of
 from dpsim.model.step import Prediction, PricedStep, price, scheduled
-from dpsim.model.uncertainty import Uncertainty, of_each_size, uncertainty
+from dpsim.model.uncertainty import Uncertainty, network_error, of_each_size, uncertainty
 from dpsim.plan import Plan
 from dpsim.schedule import Schedule
 from dpsim.uncertainty import CONTENTION_ENDS, IntervalWidth
@@ -123,6 +124,16 @@ def interval(priced: PricedStep, schedule: Schedule) -> Interval:
         sizes_bytes=tuple(np.unique(schedule.summed_bytes).tolist()),
         assumed=assumed,
     )
+
+
+def of_collective_alone(machine: Machine, collective: Collective, schedule: Schedule) -> tuple[float, IntervalWidth]:
+    """Return (half the interval of a collective's logarithm, its width): ``interval`` of a step that is nothing else.
+
+    ``schedule`` is that of a message of its size on its devices.
+    """
+    speed, width = uncertainty(schedule, machine).speed, width_of(machine, schedule)
+    network = network_error(machine, collective, schedule.summed_bytes.astype(float))
+    return width.factor * _DEVIATIONS * math.hypot(*_model_errors(schedule), speed, network), width
 
 
 def _power(exponent: float) -> float:

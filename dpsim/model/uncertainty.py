@@ -22,7 +22,7 @@ from dpsim.model.cost import (
     tables_of,
     whole,
 )
-from dpsim.model.curve import at
+from dpsim.model.curve import Floats, at
 from dpsim.model.prices import local_share
 from dpsim.model.scaling import layout_error, level
 from dpsim.schedule import Schedule
@@ -85,7 +85,7 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
     network = overlapped = loss = 0.0
     if plan.data_devices > 1:
         collective = machine.priced(plan.collective)
-        network = _network(machine, collective) + SIZE_STEP * _doublings_outside(machine, collective, schedule)
+        network = network_error(machine, collective, schedule.summed_bytes.astype(float))
         gather = msgspec.structs.replace(collective, kind="all-gather")
         broadcast = msgspec.structs.replace(collective, kind="broadcast", wire_dtype="float32")
         between = [machine.priced(plan.between_replicas)] if plan.replicas > 1 else []
@@ -121,7 +121,7 @@ def of_each_size(schedule: Schedule, machine: Machine) -> tuple[str, ...]:
         "network": table_for(tables_of(machine, collective.kind), collective),
         "overlapped": _overlap_table(machine, collective, plan.overlap),
     }
-    if _doublings_outside(machine, collective, schedule) > 0:
+    if _doublings_outside(machine, collective, schedule.summed_bytes.astype(float)) > 0:
         return ()
     return tuple(name for name, table in tables.items() if table is not None and table.relative_uncertainty is not None)
 
@@ -207,13 +207,17 @@ def _stated(table: AllreduceCost) -> float:
     return ASSUMED_TABLE if table.relative_uncertainty is None else table.relative_uncertainty
 
 
-def _doublings_outside(machine: Machine, collective: Collective, schedule: Schedule) -> float:
-    """By how many doublings the buckets lie outside the table, or the tables that are scaled, on average by their cost.
+def network_error(machine: Machine, collective: Collective, sizes: Floats) -> float:
+    """Return that of a collective alone of these sizes (bytes): more outside the sizes of the tables that price it."""
+    return _network(machine, collective) + SIZE_STEP * _doublings_outside(machine, collective, sizes)
+
+
+def _doublings_outside(machine: Machine, collective: Collective, sizes: Floats) -> float:
+    """By how many doublings the sizes lie outside the table, or the tables that are scaled, on average by their cost.
 
     0 without a table.
     """
     curve = idle_curve(machine, collective)
-    sizes = schedule.summed_bytes.astype(float)
     first, last = curve.first_bytes, curve.last_bytes
     if curve.scaled is not None:
         tables = [sizes_on_the_wire(table, collective.wire_dtype) for table in curve.scaled.tables]

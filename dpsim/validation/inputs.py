@@ -20,6 +20,7 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.machine import AllreduceCost, Machine
 from dpsim.model.link_fit import fitted_links
+from dpsim.model.message import message
 from dpsim.model.prices import Factors
 from dpsim.model.step import price, scheduled
 from dpsim.plan import Plan
@@ -85,15 +86,6 @@ def collective_inputs(part: Part) -> dict[int, RowInputs]:
         row.line: RowInputs(workload=message(int(row.values["size_bytes"])), machine=machine, plan=row_plan(case, row))
         for row in part.judged
     }
-
-
-def message(size_bytes: int) -> Workload:
-    """Return a workload that computes nothing and has one gradient tensor of so many bytes, or one more of odd ones."""
-    tensor = Tensor(name="message", shape=(size_bytes // 4,))
-    if size_bytes % 4:
-        tensor = Tensor(name="message", shape=(math.ceil(size_bytes / 2),), dtype="float16")
-    layer = Layer(name="message", forward_s=(0.0,), backward_s=(0.0,), tensors=(tensor,))
-    return Workload(name="an allreduce alone", local_batches=(1,), layers=(layer,))
 
 
 def _machine_of_tables(case: Case, rows: Sequence[PublishedRow], name: str) -> Machine:

@@ -233,8 +233,8 @@ def _answers(validation: Validation) -> Iterator[str]:
         yield (
             f"Every cluster is predicted with what the others imply, and weighs the same. Over {score.clusters} "
             f"clusters of {score.quantity}s {score.coverage:.0%} (90%: {inside[0]:.0%} to {inside[1]:.0%}) lie inside; "
-            f"the interval score is {digits(score.interval_score, 3)} ({digits(scored[0], 3)} to {digits(scored[1], 3)}), "
-            f"that of the best constant factor {digits(score.constant_interval_score, 3)}."
+            f"the interval score is {digits(score.interval_score, 3)} ({digits(scored[0], 3)} to "
+            f"{digits(scored[1], 3)}), that of the best constant factor {digits(score.constant_interval_score, 3)}."
         )
 
 

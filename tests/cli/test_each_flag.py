@@ -65,7 +65,6 @@ OWN_TESTS = {
     *("explain --script-may-write", "explain --workload", "explain --wait-until-quiet"),
     *(
         "predict --target-loss",
-        "predict --convergence",
         "predict --plot",
         "profile --torch-script",
     ),

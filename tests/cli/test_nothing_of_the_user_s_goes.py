@@ -23,7 +23,7 @@ from dpsim.runtime import checkpoint
 Dpsim = Callable[..., tuple[int, str, str]]
 READ = {
     *("--workload", "--machine", "--torch-script", "--from", "--hostfile", "--resume"),
-    *("--against", "--convergence"),
+    "--against",
 }
 """Flags with a path that is read. Any other one is written."""
 NEEDED = {"doctor": "--tune", "explain --json-line": "-- true"}

@@ -40,7 +40,7 @@ def convergence(tmp_path: Path) -> Path:
 
 
 def test_points_have_the_time_to_the_target_and_a_sentence_recommends_devices(convergence: Path, dpsim: Dpsim) -> None:
-    flags = ("--devices", "1,2,4,32", "--local-batch", "64", "--target-loss", "0.5", "--convergence", convergence)
+    flags = ("--devices", "1,2,4,32", "--local-batch", "64", "--target-loss", f"0.5:{convergence}")
     code, out, err = dpsim("predict", *FILES, *flags, "--json")
     assert code == 0, err
     shown = json.loads(out)
@@ -58,10 +58,9 @@ def test_points_have_the_time_to_the_target_and_a_sentence_recommends_devices(co
 
 
 def test_a_target_without_a_fit_is_answered_with_those_there_are(convergence: Path, dpsim: Dpsim) -> None:
-    flags = ("predict", *FILES, "--devices", "2", "--convergence", convergence)
-    code, _, err = dpsim(*flags, "--target-loss", "0.1")
+    flags = ("predict", *FILES, "--devices", "2", "--target-loss")
+    code, _, err = dpsim(*flags, f"0.1:{convergence}")
     assert code == 2 and "0.5 (googlenet)" in err and "Traceback" not in err
-    code, _, err = dpsim(*flags)
-    assert code == 2 and "--convergence without --target-loss" in err
-    code, _, err = dpsim("predict", *FILES, "--devices", "2", "--target-loss", "0.5")
-    assert code == 2 and "--target-loss without --convergence" in err
+    for wrong in ("0.5", f"low:{convergence}", f"nan:{convergence}"):
+        code, _, err = dpsim(*flags, wrong)
+        assert code == 2 and "like 0.5:FOLDER/convergence.json" in err

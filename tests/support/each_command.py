@@ -44,7 +44,6 @@ OF_COMMAND = {
     "predict --assume": "contention=2,collective_overhead_s=20us",
     "predict --rank": "strategy",
     "predict --memory": "16GiB --rank strategy",
-    "predict --all": "--rank strategy",
     "tune --local-batch": "64,128",
     "explain --machine": f"{MACHINES}/k80_10gbe.toml",
     "explain --network-log": f"{LOG.parent}/nccl.json",

@@ -18,10 +18,11 @@ from published_files import EXPERIMENTS
 from dpsim.errors import ConfigError, FileFormatError
 from dpsim.launch.workers import workers
 from dpsim.model.defaults import DEFAULTS, WIDTHS
+from dpsim.model.message import message
 from dpsim.validation import contestants
 from dpsim.validation.case import Case, Part, parts, read_cases
 from dpsim.validation.defaults import NOBODY, TRIED, as_shipped, filling, of_other_clusters, widened_by_others
-from dpsim.validation.inputs import RowInputs, fitted_step_inputs, message, outcome_s, row_plan
+from dpsim.validation.inputs import RowInputs, fitted_step_inputs, outcome_s, row_plan
 from dpsim.validation.judge import JudgedRow, judged
 from dpsim.validation.published import PublishedRow, PublishedSet, read_sets
 from dpsim.validation.run import validate, with_constants
