@@ -29,8 +29,8 @@ def stated(tmp_path: Path) -> str:
     return str(tmp_path / "w.json")
 
 
-def _shown(dpsim: Dpsim, *arguments: str) -> dict[str, Any]:
-    code, out, err = dpsim(*RANK, *arguments, "--json")
+def _shown(dpsim: Dpsim, *arguments: str, rank: str = "strategy") -> dict[str, Any]:
+    code, out, err = dpsim("predict", "--rank", rank, *arguments, "--json")
     assert code == 0, err
     shown: dict[str, Any] = json.loads(out)
     assert list(shown) == ["schema", "command", "environment", "points", "summary"]
@@ -62,7 +62,7 @@ def test_json_has_the_best_of_each_strategy_or_all(dpsim: Dpsim, stated: str) ->
     assert {(point["optimizer"], point["layout"], point["global_batch"]) for point in shown["points"]} == {
         ("adamw", "2x2", 256)
     }
-    every = _shown(dpsim, *files, "--set", "optimizer=adamw", "--rank", "plan")
+    every = _shown(dpsim, *files, "--set", "optimizer=adamw", rank="plan")
     assert len(every["points"]) > len(shown["points"])
     assert every["summary"]["advised"] == shown["summary"]["advised"]
     assert {point["flags"] for point in shown["points"]} <= {point["flags"] for point in every["points"]}
