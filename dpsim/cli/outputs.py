@@ -33,6 +33,8 @@ _MARKS = {
 }
 """What files of dpsim have in them, by kind, or by the endings of their names. JSON has a ``schema``, CSV columns."""
 _HEAD_BYTES, _SEARCHED_BYTES = 16, 2**22
+_VALIDATION_HEAD = b"dataset,case,line,quantity,"
+"""What the table of ``python -m dpsim.validation`` begins with, which no other part of dpsim knows."""
 _CHECKPOINT = "checkpoint-*.safetensors"
 FOLDERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "sweep": (
@@ -141,7 +143,8 @@ def _tables() -> tuple[bytes, ...]:
     from dpsim.records.columns import FRAMES
 
     tables = (columns for tables in FRAMES.values() for columns in tables.values())
-    return tuple(",".join(column.name for column in columns).encode()[:_HEAD_BYTES] for columns in tables)
+    heads = (",".join(column.name for column in columns).encode()[:_HEAD_BYTES] for columns in tables)
+    return _VALIDATION_HEAD, *heads
 
 
 def _folder_refused(path: Path, kinds: tuple[str, ...], inputs: Iterable[Path]) -> str:

@@ -30,9 +30,6 @@ class JudgedRow(Row):
     others: dict[str, float]
 
     dataset = Column["JudgedRow", str]("name", "The set.", lambda row: row.part.dataset)
-    cluster = Column["JudgedRow", str]("name", "The cluster that the set was measured on.")
-    cell = Column["JudgedRow", Cell]("name", "What is asked beyond what is known (`dpsim.model.cells`).")
-    unknown = Column["JudgedRow", str]("name", "What makes most of the interval on the side of the error.")
     case = Column["JudgedRow", str]("name", "The case, with what is held out of it.", lambda row: row.part.name)
     line = Column["JudgedRow", int](
         "count", "The line of the row in the set's CSV file.", lambda row: row.published.line
@@ -47,6 +44,9 @@ class JudgedRow(Row):
     error = Column["JudgedRow", float](
         "ratio", "The relative error: predicted / measured - 1.", lambda row: row.predicted / row.measured - 1
     )
+    cluster = Column["JudgedRow", str]("name", "The cluster that the set was measured on.")
+    cell = Column["JudgedRow", Cell]("name", "What is asked beyond what is known (`dpsim.model.cells`).")
+    unknown = Column["JudgedRow", str]("name", "What makes most of the interval on the side of the error.")
     null_s = Column["JudgedRow", dict[str, float]]("s", "What each null says.", lambda row: row.nulls(), each=True)
     model_s = Column["JudgedRow", dict[str, float]](
         "s",

@@ -134,6 +134,12 @@ def test_the_command_prints_the_same_with_several_processes(dpsim: Dpsim) -> Non
     assert first["points"] == second["points"] and first["summary"] == second["summary"]
 
 
+def test_a_report_is_written_again_into_its_folder(dpsim: Dpsim, tmp_path: Path) -> None:
+    for _ in range(2):
+        code, _, err = dpsim("--sets", EXAMPLE, "--output", tmp_path / "report", application=build())
+        assert code == 0, err
+
+
 def test_an_error_in_a_process_is_the_same_error(dpsim: Dpsim, tmp_path: Path) -> None:
     folder = changed_example(tmp_path, "cases/example.toml", '"nccl"', '"ncl"')
     said = [dpsim("--sets", folder, "--workers", count, application=build()) for count in (1, 2)]
