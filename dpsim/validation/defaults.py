@@ -28,11 +28,11 @@ _ALIKE = 1e-3
 
 
 TRIED: Mapping[str, tuple[float, ...]] = {
-    "computation_taken": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0),
-    "contention": (1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0),
-    "compute_slowdown": (1.0, 1.02, 1.03, 1.04, 1.05, 1.06, 1.08, 1.12, 1.2),
-    "loss_growth": (0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08),
-    "fixed_share": (0.01, 0.05, 0.09, 0.12, 0.16, 0.22, 0.3, 0.45, 0.6),
+    "computation_taken": (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0),
+    "contention": (1.0, 1.2, 1.5, 1.8, 2.2, 3.0),
+    "compute_slowdown": (1.0, 1.02, 1.03, 1.04, 1.05, 1.06, 1.08, 1.2),
+    "loss_growth": (0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.08),
+    "fixed_share": (0.01, 0.05, 0.09, 0.12, 0.18, 0.3, 0.6),
 }
 """The values that are tried of each default that predictions depend on."""
 BESIDE: Mapping[str, float] = {

@@ -111,13 +111,13 @@ def clusters_table(validation: Validation) -> Table:
         Column(head="rows", cell=lambda s: str(s.rows)),
         Column(head="median error", cell=lambda s: percent(s.median_abs_error)),
         Column(head="null's error", cell=lambda s: percent(s.null_median_abs_error)),
-        Column(head="than the null", cell=verdict, left=True),
+        Column(head="verdict", cell=verdict, left=True),
         Column(head="inside 90%", cell=lambda s: f"{s.coverage:.0%}"),
         Column(head="interval score", cell=lambda s: digits(s.interval_score, 3)),
         Column(head="constant factor's interval score", cell=lambda s: digits(s.constant_interval_score, 3)),
         Column(head="worst row", cell=lambda s: worst(s).case, left=True, dispensable=2),
-        Column(head="its error", cell=lambda s: percent(worst(s).error)),
-        Column(head="most in doubt there", cell=lambda s: UNKNOWNS[worst(s).unknown], left=True, dispensable=1),
+        Column(head="worst error", cell=lambda s: percent(worst(s).error)),
+        Column(head="most in doubt", cell=lambda s: UNKNOWNS[worst(s).unknown], left=True, dispensable=1),
     )
     by_cluster = score_sets(validation.rows, key=lambda row: row.cluster)
     return table(
@@ -143,16 +143,15 @@ def _widths_table(validation: Validation) -> Table:
         return ", ".join(f"{UNKNOWNS[name]} ({shares[name]:.0%} of the rows)" for name in most)
 
     columns: tuple[Column[tuple[Cell, IntervalWidth, Sequence[JudgedRow]]], ...] = (
-        Column(head="what is asked", cell=lambda row: row[0], left=True),
+        Column(head="question", cell=lambda row: row[0], left=True),
         Column(head="clusters", cell=lambda row: str(row[1].clusters)),
         Column(head="rows", cell=lambda row: str(len(row[2]))),
         Column(
-            head="half width of the model's own intervals",
+            head="half width",
             cell=lambda row: percent(float(np.median([half_width(each) for each in row[2]]))),
         ),
-        Column(head="times as wide, for a new cluster", cell=lambda row: digits(row[1].factor, 3)),
-        Column(head="by conformal prediction", cell=lambda row: digits(conformal[row[0]], 3)),
-        Column(head="level without assumptions", cell=lambda row: f"{row[1].clusters / (row[1].clusters + 1):.0%}"),
+        Column(head="wider by", cell=lambda row: digits(row[1].factor, 3)),
+        Column(head="without assumptions", cell=lambda row: digits(conformal[row[0]], 3)),
         Column(head="most in doubt", cell=lambda row: unknowns(row[2]), left=True),
     )
     return table(
@@ -160,7 +159,9 @@ def _widths_table(validation: Validation) -> Table:
         columns=columns,
         sections={counted(len(rows), "question"): rows},
         note="Widths of a new cluster follow a two-level model: clusters differ in how wrong predictions are, and the "
-        "rows of a cluster share that. Conformal prediction assumes nothing, and needs nine clusters.",
+        "rows of a cluster share that. Their factor multiplies the half width of the model's own intervals (the median over "
+        "rows). Without assumptions it is that of split conformal "
+        "prediction, which needs nine clusters.",
     )
 
 
