@@ -12,6 +12,7 @@ from dpsim.errors import ConfigError
 from dpsim.machine import Link, Machine
 from dpsim.model.estimate import ROW_ERROR, Estimated, MeasuredStep, estimate
 from dpsim.model.explanation import Explanation, Part, summed
+from dpsim.model.prices import FREE_NETWORK
 from dpsim.model.remedies import remedies
 from dpsim.model.step import price, scheduled
 from dpsim.plan import Plan
@@ -80,11 +81,12 @@ def explain_steps(workload: Workload, machine: Machine | None, rows: Sequence[Me
         fitted = _fitted_link(workload, ordered)
     else:
         return _no_longer(workload, ordered, noise_s)
-    priced = price(scheduled(fitted.workload, fitted.machine, last.plan), fitted.machine).prediction
-    exposed_s = priced.exposed_communication_s
+    schedule = scheduled(fitted.workload, fitted.machine, last.plan)
+    priced = price(schedule, fitted.machine).prediction
+    costs_s = priced.step_s - price(schedule, fitted.machine, FREE_NETWORK).step_s  # also the computation that it takes
     parts = [
-        _part("computation", priced.step_s - exposed_s - priced.waiting_for_slowest_s, noise_s, _computed(first)),
-        _part("communication", exposed_s, noise_s, _communicated(fitted, last, implied=machine is None)),
+        _part("computation", priced.step_s - costs_s - priced.waiting_for_slowest_s, noise_s, _computed(first)),
+        _part("communication", costs_s, noise_s, _communicated(fitted, last, implied=machine is None)),
     ]
     if priced.waiting_for_slowest_s > 0:
         waited = "waiting for the slowest device, by the spread of the workload's steps"

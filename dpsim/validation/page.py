@@ -159,9 +159,8 @@ def _widths_table(validation: Validation) -> Table:
         columns=columns,
         sections={counted(len(rows), "question"): rows},
         note="Widths of a new cluster follow a two-level model: clusters differ in how wrong predictions are, and the "
-        "rows of a cluster share that. Their factor multiplies the half width of the model's own intervals (the median over "
-        "rows). Without assumptions it is that of split conformal "
-        "prediction, which needs nine clusters.",
+        "rows of a cluster share that. Their factor multiplies the half width of the model's own intervals (the median "
+        "over rows). Without assumptions it is that of split conformal prediction, which needs nine clusters.",
     )
 
 
