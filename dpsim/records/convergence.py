@@ -44,7 +44,7 @@ class Convergence(Noun, frozen=True):
 
 
 class ConvergenceFile(Noun, frozen=True):
-    """The convergence of some trainings; ``dpsim predict --convergence`` reads it."""
+    """The convergence of some trainings; ``dpsim predict --target-loss LOSS:FILE`` reads it."""
 
     convergence: tuple[Convergence, ...]
     schema: str = SCHEMA

@@ -65,6 +65,8 @@ OWN_TESTS = {
     *("explain --script-may-write", "explain --workload", "explain --wait-until-quiet"),
     *(
         "predict --target-loss",
+        "predict --collective",
+        "predict --size",
         "predict --plot",
         "profile --torch-script",
     ),

@@ -22,8 +22,8 @@ LINES = [
     ("machine compare old.json 'new 2.json' --json", "dpsim calibrate --compare 'old.json,new 2.json' --json"),
     ("machine merge a.json b.json --output c.json", "dpsim calibrate --merge a.json,b.json --output c.json"),
     (
-        "advise --workload w --machine m --devices 4 --all",
-        "dpsim predict --workload w --machine m --devices 4 --all --rank strategy",
+        "advise --workload w --machine m --devices 4 --json",
+        "dpsim predict --workload w --machine m --devices 4 --json --rank strategy",
     ),
     ("explore", "dpsim predict --page explore.html"),
     ("explore --machine 25gbe --output 'my page.html'", "dpsim predict --machine 25gbe --page 'my page.html'"),

@@ -197,7 +197,8 @@ function overlappedCurve(machine, collective, overlap) {
   }
   const idle = idleCurve(machine, collective);
   if (!ofAlgorithm.length) {
-    const rows = [machine.contention ?? 1, machine.computation_taken ?? 0]
+    const inside = levelOfCollective(machine, collective) === "inside";
+    const rows = [machine.contention ?? 1, inside ? machine.computation_taken ?? 0 : 0]
       .map((factor) => idle.rows[0].map((seconds) => factor * seconds));
     return [{sizes: idle.sizes, rows, ...(ofMechanism.length ? NOTHING : {first: 0, last: Infinity})}, 0];
   }
