@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 
@@ -23,6 +24,7 @@ _BYTES = {
 }
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _LONGEST = 1000  # characters; in a longer text of spaces the search for a number would take minutes
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-zµ%]*)\s*")
 
@@ -78,6 +80,14 @@ def parse_bandwidth(text: str) -> float:
 def parse_share(text: str) -> float:
     """A share of ``90%`` or ``0.9``, as a number that may be above 1. Raises ``ConfigError``."""
     return _parse(text, {"": 1.0, "%": 0.01}, "share", "90% or 0.9")
+
+
+def parse_count(text: str, what: str, example: str) -> float:
+    """How many of ``50000``, ``5e4``, ``1.28M`` or ``300B`` (k, M, B, T are powers of 1000). Raises ``ConfigError``."""
+    with contextlib.suppress(ValueError):
+        if math.isfinite(number := float(text)) and number >= 0:
+            return number
+    return _parse(text, _COUNTS, what, example)
 
 
 def format_bandwidth(bytes_per_s: float) -> str:

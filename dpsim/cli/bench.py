@@ -54,7 +54,6 @@ class BenchFlags(flags.Flags):
     output: Path | None = flags.flag("Folder for the record with all samples, and the report.")
     json: flags.Json = False
     plot: Path | None = flags.flag("Draw the bandwidths into this file, .png or .svg.")
-    seed: int | None = flags.flag("Seed of the numbers that are added and of the order of measuring.")
 
 
 def allreduce(*, given: BenchFlags) -> int:
@@ -86,7 +85,6 @@ def allreduce(*, given: BenchFlags) -> int:
         peers=_peers(given.peers),
         peer_envs=_environments(given.peer_env),
         budget_s=readers.budget(given.budget),
-        seed=given.seed,
     )
     with locked(given.output):
         with show.measuring(given.wait_until_quiet) as progress:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import flags, machine_files, readers, show
-from dpsim.cli.machine_files import bus_bandwidth, inside_a_node, link_sentence, print_tables, print_times
+from dpsim.cli.machine_files import bus_bandwidth, inside_a_node, link_sentence, print_tables
 from dpsim.errors import ConfigError
 from dpsim.registry import listed
 from dpsim.units import parse_bandwidth
@@ -30,7 +30,7 @@ Examples:
   dpsim calibrate --merge two.json,four.json --output cluster.json"""
 SHOWN = (
     "--network --devices --algorithm --budget --output --json --from --line-rate --list --show --compare "
-    "--merge --plot --verbose"
+    "--merge --plot"
 )
 """The flags that ``--help`` shows; ``--help-all`` shows all."""
 _LOCAL_BATCH = 32
@@ -70,7 +70,6 @@ class CollectiveFlags(
     keep_outliers: bool = flags.flag(
         "With --from: keep rows that jump, alone out of line with both their neighbours.", default=False
     )
-    verbose: bool = flags.flag("Show the time of every size too.", default=False)
 
 
 class FileFlags(flags.Flags, group="Machines that are there; nothing is measured"):
@@ -132,8 +131,6 @@ def _calibrate(of: CollectiveFlags) -> None:
         summary |= {"link": codec.to_builtins(machine.link), "calibrated_on": machine.calibrated_on}
         show.print_json("calibrate", points, summary | shown)
         return
-    if of.verbose:
-        print_times(points)
     for table in shown.get("imported", ()):
         scope = f"{table['kind']} by {table['algorithm']} on {table['layout'] or table['devices']} devices"
         print(f"{table['file']}: {table['benchmark']}: {scope}, {table['sizes']} sizes, {table['measured']}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpsim.cli import outputs, show
+from dpsim.cli.find import refuse_beside
 from dpsim.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -17,11 +18,18 @@ _EXAMPLE = "write it like --collective allreduce --size 1MiB,64MiB --devices 8,2
 
 
 def predict_collectives(
-    texts: Mapping[str, str | None], algorithms: str | None, output: Path | None, plot: Path | None, *, json: bool
+    texts: Mapping[str, str | None],
+    algorithms: str | None,
+    output: Path | None,
+    plot: Path | None,
+    given: Sequence[str],
+    *,
+    json: bool,
 ) -> None:
-    """Print the price of each collective, size, number of devices and algorithm. Raises ``ConfigError``.
+    """Print the price of each collective, size, number of devices and algorithm.
 
-    ``texts`` are those of the flags ``collective``, ``size``, ``devices`` and ``machine``.
+    ``texts`` are those of the flags ``collective``, ``size``, ``devices`` and ``machine``, and ``given`` are the other
+    flags. Raises ``ConfigError`` for those that say nothing of a collective.
     """
     from dpsim import machine as machines
     from dpsim.cli import readers
@@ -33,6 +41,8 @@ def predict_collectives(
     from dpsim.report.collective_alone import collectives_chart, columns, record
     from dpsim.report.words import interval_sentence
 
+    taken = ("--algorithm", "--output", "--plot", "--json")
+    refuse_beside("--collective", {flag: flag for flag in given if flag not in taken})
     for name, text in texts.items():
         if text is None:
             raise ConfigError(f"a collective alone without --{name}", allowed="all four", remedy=_EXAMPLE)

@@ -31,9 +31,6 @@ def doctor(
         Parameter(help="With --tune: file for a new version of the table that reproducible training uses."),
     ] = None,
     json: flags.Json = False,
-    verbose: Annotated[
-        bool, Parameter(negative="", help="List which code computes each operation fastest, too.")
-    ] = False,
 ) -> int:
     """Try out what dpsim needs on this machine: ranks that add, kernels that compile.
 
@@ -57,10 +54,10 @@ def doctor(
     choices = choices_of_ranks()
     if propose is not None:
         _write_proposal(propose, choices, quiet=json)
-    return _show(findings, choices, json=json, verbose=tune or verbose)
+    return _show(findings, choices, json=json, listed=tune)
 
 
-def _show(findings: list[Finding], choices: Choices, *, json: bool, verbose: bool) -> int:
+def _show(findings: list[Finding], choices: Choices, *, json: bool, listed: bool) -> int:
     """Print which code is the fastest and what does not work, or everything as JSON; 1 if something does not work."""
     failed = [finding.name for finding in findings if finding.state == "fail"]
     if json:
@@ -70,11 +67,11 @@ def _show(findings: list[Finding], choices: Choices, *, json: bool, verbose: boo
         points = [finding._asdict() for finding in findings]
         show.print_json("doctor", points, counts | {"choices": codec.to_builtins(choices)})
         return 1 if failed else 0
-    if verbose:
+    if listed:
         _print_choices(choices)
     else:
         count = len(choices.kernels)
-        print(f"\n{count} operations have their fastest code chosen: dpsim doctor --verbose lists them")
+        print(f"\n{count} operations have their fastest code chosen: dpsim doctor --json lists them")
     if failed:
         print(f"\nnot working: {', '.join(failed)}")
     return 1 if failed else 0

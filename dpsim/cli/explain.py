@@ -46,6 +46,7 @@ class ScriptFlags(flags.Flags, of="torch_script network"):
     devices: int | None = flags.flag("With a script: ranks, all on this machine (2).")
     steps: int | None = flags.flag(
         "With a script: training steps to observe; then it is ended (40). Of a job: steps after the first ones (30)."
+        " With --measured, of whole trainings: the steps of each."
     )
     network: str | None = flags.flag(
         "With a script: node, where DDP communicates by gloo, or an emulated link: paced:200us,1gbit (node)."
@@ -65,8 +66,10 @@ class StepFlags(
     """The flags of steps that somebody measured."""
 
     measured: str | None = flags.flag(
-        "Steps on two numbers of devices or more: 1:0.40s,16:0.61s, or of all samples a second: 1x8:240/s,2x8:160/s."
+        "Steps on two numbers of devices or more: 1:0.40s,16:0.61s, or of all samples a second: 1x8:240/s,2x8:160/s; or"
+        " whole trainings: 1:80h,4:150h with --steps or --samples."
     )
+    samples: str | None = flags.flag("With --measured, of whole trainings: the samples that each trained, like 1.28M.")
     workload: Path | None = flags.flag("With --measured: a workload file of the model.")
     parameters: str | None = flags.flag("With --measured, in place of --workload: how many numbers a gradient has.")
     machine: Path | None = flags.flag("With --measured: a machine file that says what collectives cost.")
@@ -108,11 +111,12 @@ def explain(
         raise ConfigError(" and ".join(map(flags.flag_of, sources)) or "nothing to explain", allowed=allowed)
     (source,) = sources
     unused = {"torch_script": (of,), "measured": (script,), "trace": (script, of)}
-    _refuse(unused[source], (source, "json"), flags.flag_of(source))
+    used = (source, "json", "steps") if source == "measured" else (source, "json")
+    _refuse(unused[source], used, flags.flag_of(source))
     if script.json_line is not None:
         raise ConfigError("--json-line without the command of a job", allowed="--json", remedy="type --json")
     if of.measured is not None:
-        explained = _steps(of, of.measured)
+        explained = _steps(of, of.measured, script.steps)
     elif script.trace is not None:
         explained = _traces(script.trace)
     else:
@@ -165,19 +169,21 @@ def _traces(traces: str) -> Explanation:
     return explain_traces(readers.listed("--trace", traces, Path) or ())
 
 
-def _steps(of: StepFlags, measured: str) -> Explanation:
+def _steps(of: StepFlags, measured: str, steps: int | None) -> Explanation:
     from dpsim.model.two_steps import ANY_LINK, explain_steps
 
     machine = _machine(of)
-    rows = _rows(of, measured, machine or ANY_LINK)
+    rows = _rows(of, measured, steps, machine or ANY_LINK)
     return explain_steps(_workload(of), machine, rows)
 
 
-def _rows(of: StepFlags, measured: str, machine: Machine) -> list[MeasuredStep]:
-    """Return the steps of ``--measured``. Raises ``ConfigError``."""
-    from dpsim.imports.steps import measured_steps
+def _rows(of: StepFlags, measured: str, steps: int | None, machine: Machine) -> list[MeasuredStep]:
+    """Return the steps of ``--measured``: of whole trainings, one of each. Raises ``ConfigError``."""
+    from dpsim.cli.hours import samples_of
+    from dpsim.imports.steps import measured_steps, steps_of_trainings
 
     batches = readers.provided(local_batch=of.local_batch, global_batch=of.global_batch)
+    samples = None if of.samples is None else samples_of(of.samples)
     batch = batches or {"local_batch": 1}
     if len(batches) > 1:
         raise ConfigError("--local-batch with --global-batch", allowed="one of the two")
@@ -197,10 +203,17 @@ def _rows(of: StepFlags, measured: str, machine: Machine) -> list[MeasuredStep]:
                 allowed="--local-batch or --global-batch with samples a second",
                 remedy="give the samples of a step: --local-batch 32",
             )
+        if rate != value and (steps or samples):
+            raise ConfigError(
+                f"--measured {part} with --steps or --samples",
+                allowed="times of whole trainings with these, like 4:150h",
+                remedy="leave them out: a rate says it all",
+            )
         step = {"images_per_s": rate} if rate != value else {"step_s": value}
         rows.append((f"--measured {part}", {"devices": devices} | batch | step))
     others = {name: value for name, value in of.values().items() if name not in ("local_batch", "global_batch")}
-    return measured_steps(rows, machine, **({"fusion_rule": "ddp"} | others))
+    measured_rows = measured_steps(rows, machine, **({"fusion_rule": "ddp"} | others))
+    return steps_of_trainings(measured_rows, steps, samples, batch_known=bool(batches))
 
 
 def _machine(of: StepFlags) -> Machine | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
     from dpsim.machine import Machine
-    from dpsim.model.inverse import Prepare, Target
+    from dpsim.model.hours import Training
+    from dpsim.model.inverse import Goal, Prepare, Target
     from dpsim.setting import Grid
     from dpsim.workload import Workload
 
@@ -22,32 +24,34 @@ class FindFlags(flags.Flags):
         "Find what reaches a target instead: bandwidth, latency, devices (how many, up to --devices), local-batch; or"
         " the best bucket."
     )
-    efficiency: str | None = flags.flag("The target: a scaling efficiency, like 90%.")
-    speedup: float | None = flags.flag("The target: a speedup over one device.")
-    step_time: str | None = flags.flag("The target: at most this time per step, like 200ms.")
+    target: list[str] | None = flags.flag(
+        "What is to be reached, as GOAL=VALUE: efficiency=90%, speedup=6 over one device, step-time=200ms, or with"
+        " --samples hours=24, and with --price too cost=500.",
+        negative="",
+    )
 
-    def target(self) -> Target | None:
+    def wanted(self, training: Training | None) -> Target | None:
         """Return the target; ``None`` where there is none. Raises ``ConfigError`` where one is missing, or too many."""
         from dpsim.errors import ConfigError, unknown
-        from dpsim.model.inverse import QUANTITIES, Target
-        from dpsim.units import parse_duration, parse_share
+        from dpsim.fields import assigned
+        from dpsim.model.hours import NO_TRAINING
+        from dpsim.model.inverse import GOALS, QUANTITIES, Target
+        from dpsim.units import parse_count, parse_duration, parse_share
 
         if self.find not in (None, *QUANTITIES):
             raise unknown("quantity to --find", self.find, QUANTITIES)
+        read = {"efficiency": parse_share, "step-time": parse_duration}
         targets = []
-        if self.efficiency is not None:
-            targets.append(Target(goal="efficiency", value=parse_share(self.efficiency)))
-        if self.speedup is not None:
-            targets.append(Target(goal="speedup", value=self.speedup))
-        if self.step_time is not None:
-            targets.append(Target(goal="step-time", value=parse_duration(self.step_time)))
+        for goal, text in assigned(self.target or (), "--target", GOALS).items():
+            reader = read.get(goal, functools.partial(parse_count, what=f"--target {goal}", example=f"{goal}=24"))
+            targets.append(Target(goal=cast("Goal", goal), value=reader(text), training=training or NO_TRAINING))
         needed = self.find not in (None, "bucket")
         if len(targets) > 1 or (targets and self.find is None) or (needed and not targets):
             where = "without --find" if self.find is None else f"for --find {self.find}"
             raise ConfigError(
                 f"{len(targets) or 'no'} target{'s' if len(targets) > 1 else ''} {where}",
-                allowed="--find with one of --efficiency, --speedup and --step-time; the best bucket needs none",
-                remedy="write it like --find bandwidth --efficiency 90%",
+                allowed=f"--find with one --target of {', '.join(GOALS)}; the best bucket needs none",
+                remedy="write it like --find bandwidth --target efficiency=90%",
             )
         return targets[0] if targets else None
 
@@ -76,8 +80,15 @@ def answers(
     machines: Mapping[str, Machine],
     grid: Grid,
     prepare: Prepare,
+    training: Training | None = None,
 ) -> list[Found]:
-    """Return the answer for each machine and number of devices; how many devices, once, up to the last number."""
+    """Return the answer for each machine and number of devices; how many devices, once, up to the last number.
+
+    Where there is a ``training``, each answer says what it takes there.
+    """
+    from dpsim.model.hours import OF_SAMPLES
+    from dpsim.report.prediction import of_training
+
     devices = grid.values("devices")
     counts = devices[-1:] if quantity == "devices" else devices
     answered = []
@@ -85,7 +96,12 @@ def answers(
         for count in counts:
             answer = _answer(quantity, target, workload, machine, grid.changed(devices=count), prepare)
             before = f"{Path(name).stem}: " if len(machines) > 1 else ""
-            answered.append(Found(before + answer.sentence, {"machine": name} | answer.record, answer.notes))
+            record, text, notes = {"machine": name} | answer.record, before + answer.sentence, answer.notes
+            if training is not None:
+                record |= training.record(record)
+                text += of_training(record, " All samples then") + "." * ("hours" in record)
+                notes = [*notes, OF_SAMPLES] if "hours" in record else notes
+            answered.append(Found(text, record, notes))
     return answered
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-import math
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import find, flags, outputs, rank, readers, show
+from dpsim.cli.hours import TrainingFlags
+from dpsim.cli.predict_flags import AnswerFlags, FileFlags, PlanFlags
 from dpsim.errors import ConfigError
-from dpsim.registry import listed
 
 if TYPE_CHECKING:
     from dpsim.machine import Machine
+    from dpsim.model.hours import Training
     from dpsim.records.convergence import Convergence
     from dpsim.setting import Grid
     from dpsim.workload import Workload
@@ -28,7 +27,9 @@ Examples:
     --plot scaling.png
   dpsim predict --workload w.json --machine 10gbe,25gbe,mine.json --devices 8
   dpsim predict --workload w.json --machine 10gbe --devices 8
-    --find bandwidth --efficiency 90%
+    --find bandwidth --target efficiency=90%
+  dpsim predict --workload w.json --machine m.json --devices 8,16
+    --samples 1.28M --epochs 90 --price 2.50
   dpsim predict --workload w.json --machine m.json --devices 8
     --rank strategy --memory 16GiB --set optimizer=adamw
   dpsim predict --workload w.json --machine 25gbe --page meeting.html
@@ -36,150 +37,20 @@ Examples:
     --machine nvlink3-8gpu+hdr-ib{flags.WORDS}"""
 SHOWN = (
     "--workload --machine --devices --global-batch --local-batch --fusion-rule --fusion-threshold "
-    "--algorithm --strategy --find --efficiency --rank --memory --page --json"
+    "--algorithm --strategy --find --target --rank --samples --page --json"
 )
 """The flags that ``--help`` shows; ``--help-all`` shows all."""
 _HELP = "see dpsim predict --help"
-_RECOMPUTE = "recompute"
-_ASSUMED = (
-    "compute_slowdown",
-    "loss_growth",
-    "fixed_share",
-    "contention",
-    "computation_taken",
-    "collective_overhead_s",
-)
-
-
-class FileFlags(flags.Flags):
-    """The flags of what is predicted, where, and on how many devices."""
-
-    workload: Path | None = flags.flag("A workload file from dpsim profile.")
-    machine: str | None = flags.flag(
-        "A machine file from dpsim calibrate, or a name of its --list; or several: the others are held against the "
-        "first."
-    )
-    devices: str | None = flags.flag("Numbers of devices: 2,4,8 or 8..1024 (doubling), or layouts: 2x4.")
-    collective: str | None = flags.flag(
-        "Price collectives alone instead, from --machine: allreduce, reduce-scatter, all-gather, broadcast."
-    )
-    size: str | None = flags.flag("With --collective: the bytes of the whole array, like 1MiB,64MiB.")
-
-    def machines(self) -> tuple[Path, ...]:
-        """Return the machine files. Raises ``ConfigError``."""
-        return readers.listed("--machine", self.machine, Path) or ()
-
-
-class PlanFlags(
-    flags.Flags,
-    of="global_batch... local_batch... fusion_rule... fusion_threshold_bytes... algorithm... batch_norm... strategy",
-    by_set="accumulate... cycle_s overlap wire_dtype leaves optimizer",
-):
-    """The flags of the plans that are predicted."""
-
-    global_batch: str | None = flags.flag("Samples per step over all devices, one number or a list: strong scaling.")
-    local_batch: str | None = flags.flag(
-        "Samples that a device has at once, one number or a list: weak scaling (the largest profiled)."
-    )
-    algorithm: str | None = flags.flag(f"List of {listed(ALGORITHMS)}.")
-    batch_norm: str | None = flags.flag(
-        "Samples that statistics are taken over: a device's (local), a leaf's (leaf, with leaves) or the whole"
-        " batch (global); or two of them: local,global."
-    )
-    reproducible: flags.Reproducible = None
-    assume: list[str] | None = flags.flag(
-        "What the machine file does not say, as NAME=VALUE,NAME=VALUE: compute_slowdown, times as long that computation"
-        " takes on two devices as on one (assumed: 1.05); loss_growth, what each further doubling of them adds to its"
-        " logarithm (assumed: 0.01); fixed_share of the layer times that no batch changes, where they are known at"
-        " one batch (assumed: 0.09); contention, times as long as alone that a collective takes beside backward"
-        " (assumed: 1.8); computation_taken, the part of its time inside a node that computation then takes longer"
-        " (assumed: 0.5); collective_overhead_s, what the host adds to each collective, like 20us"
-        " (assumed: 0). And recompute=none or all: whether backward computes the activations of the script's blocks"
-        " again, as torch.utils.checkpoint does (as profiled).",
-        negative="",
-    )
-
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of a grid. Raises ``ConfigError``."""
-        from dpsim.optimizer import Sgd, changed
-
-        fields = self.values()
-        return fields | ({"optimizer": changed(Sgd(), fields["optimizer"], {})} if "optimizer" in fields else {})
-
-    def recomputing(self, workload: Workload) -> Workload:
-        """Return a workload with the recomputation that ``--assume`` states. Raises ``ConfigError``."""
-        from dpsim.model.recomputation import recomputing
-
-        text = self._assigned_assumptions().get(_RECOMPUTE)
-        return workload if text is None else recomputing(workload, text)
-
-    def _assigned_assumptions(self) -> dict[str, str]:
-        from dpsim.fields import assigned
-
-        return assigned(self.assume or (), "--assume", (*_ASSUMED, _RECOMPUTE))
-
-    def assumed(self, workload: Workload, machine: Machine) -> Machine:
-        """Return a machine with what ``--assume`` states of it. Raises ``ConfigError``."""
-        from dpsim.model.defaults import with_stated
-        from dpsim.units import parse_duration
-
-        for field, text in self._assigned_assumptions().items():
-            if field == _RECOMPUTE:
-                continue
-            try:
-                value = parse_duration(text) if field.endswith("_s") else float(text)
-                if field == "compute_slowdown" and not 1 <= value < math.inf:
-                    raise ConfigError("", allowed="a finite number of 1 or more: times as long as on one device")
-                machine = with_stated(workload, machine, field, value)
-            except ConfigError as error:
-                given = f"--assume {field}={text}" + f": {error.given}" * bool(error.given)
-                raise ConfigError(given, allowed=error.allowed, remedy=error.remedy) from error
-            except ValueError:
-                raise ConfigError(f"--assume {field}={text}", allowed="a number") from None
-        return machine
-
-
-class AnswerFlags(flags.Flags):
-    """The flags of what is said, and where it goes."""
-
-    target_loss: str | None = flags.flag(
-        "LOSS:FILE, a training loss to reach, and the quality experiment's file of steps to it: also predict the time."
-    )
-    output: Path | None = flags.flag("Also write what --json prints to this file.")
-    plot: Path | None = flags.flag("Draw efficiency and shares of the step against devices: a .png or .svg.")
-    page: Path | None = flags.flag(
-        "Write a page on which you move sliders and see the predicted step, one file to open or send; without"
-        " --workload, --machine or --devices it begins with GoogLeNet on K80s, 10gbe and 8."
-    )
-    json: flags.Json = False
-
-    def convergence(self) -> Path | None:
-        """Return the file of ``--target-loss``, ``None`` without one. Raises ``ConfigError`` for none in it."""
-        if self.target_loss is None:
-            return None
-        loss, _, path = self.target_loss.partition(":")
-        try:
-            number = float(loss)
-        except ValueError:
-            number = math.nan
-        if not path or not math.isfinite(number):
-            raise ConfigError(
-                f"--target-loss {self.target_loss}",
-                allowed="a loss and a file of steps to it, like 0.5:FOLDER/convergence.json",
-                remedy="python -m dpsim.experiments.quality --output FOLDER writes FOLDER/convergence.json",
-            )
-        return Path(path)
-
-    def fit(self) -> Convergence | None:
-        """Return the fit of steps to the target loss, ``None`` where none is asked for. Raises ``ConfigError``."""
-        from dpsim.records import convergence
-
-        path = self.convergence()
-        return None if path is None else convergence.read(path).find(float(str(self.target_loss).partition(":")[0]))
 
 
 def predict(
-    *, files: FileFlags, plans: PlanFlags, asked: find.FindFlags, ranking: rank.RankFlags, answer: AnswerFlags
+    *,
+    files: FileFlags,
+    plans: PlanFlags,
+    asked: find.FindFlags,
+    of_training: TrainingFlags,
+    ranking: rank.RankFlags,
+    answer: AnswerFlags,
 ) -> None:
     """Predict step times from a workload file and a machine file; needs no MPI.
 
@@ -188,15 +59,23 @@ def predict(
     """
     from dpsim import jit
 
+    others = [each.spelled(name) for each in (plans, asked, of_training, ranking, answer) for name in each.given()]
     if answer.page is not None:
-        others = [each.spelled(name) for each in (plans, asked, ranking, answer) for name in each.given()]
-        _page(answer.page, files, [flag for flag in others if flag != "--page"])
+        from dpsim.cli.page import write_page
+
+        others.remove("--page")
+        write_page(answer.page, files.workload, files.machine, files.devices, others)
         return
     if files.collective is not None or files.size is not None:
-        _collectives(files, plans, asked, ranking, answer)
+        from dpsim.cli.collective_alone import predict_collectives
+
+        of = {name: getattr(files, name) for name in ("collective", "size", "devices", "machine")}
+        others += [files.spelled(name) for name in files.given() if name not in of]
+        predict_collectives(of, plans.algorithm, answer.output, answer.plot, others, json=answer.json)
         return
+    training = of_training.training()
+    target, fit = asked.wanted(training), answer.fit()
     question = _Question.of(files, plans, answer)
-    target, fit = asked.target(), answer.fit()
     if not jit.keeps():
         print(
             "dpsim: there is no writable folder for compiled code, so the simulator is compiled now, which takes up to"
@@ -205,30 +84,20 @@ def predict(
         )
     beside: dict[str, object] = {"--plot": answer.plot, "--target-loss": answer.target_loss}
     if ranking.is_asked():
-        find.refuse_beside("--rank", {"--find": asked.find} | beside)
+        given = {of_training.spelled(name): name for name in of_training.given()}
+        find.refuse_beside("--rank", {"--find": asked.find} | beside | given)
         rank.rank(
             ranking, question.workload, question.machines, question.grid, plans.spelled, answer.output, json=answer.json
         )
     elif asked.find is not None:
         find.refuse_beside("--find", beside)
-        answers = find.answers(asked.find, target, question.workload, question.read, question.grid, question.prepared)
+        answers = find.answers(
+            asked.find, target, question.workload, question.read, question.grid, question.prepared, training
+        )
         find.show_answers(answers, question.named, answer.output, json=answer.json)
     else:
-        points, summary = question.predicted(fit)
+        points, summary = question.predicted(fit, training)
         _show(question, answer, points, summary)
-
-
-def _collectives(
-    files: FileFlags, plans: PlanFlags, asked: find.FindFlags, ranking: rank.RankFlags, answer: AnswerFlags
-) -> None:
-    """Price collectives alone. Raises ``ConfigError`` for flags that say nothing of one."""
-    from dpsim.cli.collective_alone import predict_collectives
-
-    taken = ("--machine", "--devices", "--collective", "--size", "--algorithm", "--output", "--plot", "--json")
-    given = [each.spelled(name) for each in (files, plans, asked, ranking, answer) for name in each.given()]
-    find.refuse_beside("--collective", {flag: flag for flag in given if flag not in taken})
-    texts = {name: getattr(files, name) for name in ("collective", "size", "devices", "machine")}
-    predict_collectives(texts, plans.algorithm, answer.output, answer.plot, json=answer.json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,10 +147,16 @@ class _Question:
         """The machines that prices use."""
         return {name: self.prepared(machine) for name, machine in self.read.items()}
 
-    def predicted(self, fit: Convergence | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Return the predicted rows and their summary, with the time to a target loss where there is a fit."""
+    def predicted(
+        self, fit: Convergence | None, training: Training | None
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Return the predicted rows and their summary, with what a training takes where there is one.
+
+        With a fit it is the time to a target loss.
+        """
         from dpsim.model import predict_on_machines, predict_points
         from dpsim.model.critical_batch import add_time_to_target
+        from dpsim.model.hours import add_hours
 
         first = next(iter(self.machines.values()))
         if len(self.machines) > 1:
@@ -290,6 +165,8 @@ class _Question:
             points, summary = predict_points(self.workload, first, self.grid)
         if fit is not None:
             add_time_to_target(points, summary, fit)
+        if training is not None:
+            add_hours(points, summary, training)
         return points, summary | self.named | {"machine_name": first.name}
 
 
@@ -313,25 +190,3 @@ def _show(question: _Question, answer: AnswerFlags, points: list[dict[str, Any]]
         print(sentence)
     for sentence in [*notes(points, summary), *summary["cautions"]]:
         print(f"Note: {sentence}.")
-
-
-def _page(page: Path, of: FileFlags, others: list[str]) -> None:
-    """Write the page with sliders. Raises ``ConfigError`` for flags that it has no use for."""
-    import shlex
-
-    from dpsim import machine as machines
-    from dpsim import workload as workloads
-    from dpsim.codec import write_text
-    from dpsim.explore import page as pages
-    from dpsim.explore.world import EXAMPLE_MACHINE, EXAMPLE_WORKLOAD
-
-    if others:
-        names = ", ".join(others)
-        raise ConfigError(f"{names} with --page", remedy=f"leave {names} out: the page has a slider for each setting")
-    inputs = [path for path in (of.workload, of.machine and Path(of.machine)) if path]
-    flags.writable(page, "page", flag="--page", inputs=inputs)
-    file, name = of.workload or EXAMPLE_WORKLOAD, of.machine or EXAMPLE_MACHINE
-    begin = readers.provided(devices=of.devices and readers.devices_or_layout(of.devices))
-    files = shlex.join(["--workload", str(file), "--machine", name])
-    write_text(page, pages.page(workloads.read(file), machines.read(name), files, **begin))
-    print(f"Open  {page}")

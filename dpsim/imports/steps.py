@@ -19,12 +19,14 @@ from dpsim.model.estimate import MeasuredStep
 from dpsim.model.points import default_algorithm
 from dpsim.plan import Plan, samples_of_step
 from dpsim.strategy import DataParallel
-from dpsim.units import parse_duration, parse_size
+from dpsim.units import format_duration, parse_duration, parse_size
 
 STEP, RATE, BATCH = "step_s", "images_per_s", "local_batch"
 FIELDS = (BATCH, STEP, RATE, *Plan.__struct_fields__)
 """What a row may say: the measured step or rate, the local batch, and the fields of a plan."""
 _MOST_BYTES = 10 * 2**20
+_TRAINING_S = 600.0
+"""From here on what was measured is a training, not a step."""
 Number = TypeVar("Number", int, float)
 
 
@@ -85,6 +87,41 @@ def measured_steps(
         except DpsimError as error:
             raise ConfigError(f"{location}: {error.given}", allowed=error.allowed, remedy=error.remedy) from error
     return steps
+
+
+def steps_of_trainings(
+    rows: Sequence[MeasuredStep], steps: float | None, samples: float | None, *, batch_known: bool
+) -> list[MeasuredStep]:
+    """Return one step of each training, where rows are whole ones: of so many ``steps``, or so many ``samples``.
+
+    With neither, rows are steps, and are returned as they are. Raises ``ConfigError`` where they are too long for that,
+    and for trainings whose batch is not known.
+    """
+    longest_s = max(row.step_s for row in rows)
+    if steps is None and samples is None:
+        if longest_s < _TRAINING_S:
+            return list(rows)
+        raise ConfigError(
+            f"--measured has {format_duration(longest_s)}, which is a training and no step",
+            allowed="whole trainings with the steps or the samples of each",
+            remedy="say what all of them trained: --steps 90000 if each made as many steps, or --samples 1.28M if each"
+            " saw as many samples; and --local-batch or --global-batch",
+        )
+    if steps is not None and samples is not None:
+        raise ConfigError("--steps and --samples with --measured", allowed="one of the two")
+    if not batch_known:
+        raise ConfigError(
+            "whole trainings without the samples of a step",
+            allowed="--local-batch, which is the same on each device, or --global-batch",
+            remedy="give what the training script was told: --local-batch 32",
+        )
+    number = steps if samples is None else samples
+    if not number or not 0 < number < math.inf:
+        raise ConfigError(f"trainings of {number:g}", allowed="1 or more")
+    return [
+        row._replace(step_s=row.step_s / (number if samples is None else samples / row.plan.global_batch))
+        for row in rows
+    ]
 
 
 def _measured(row: Mapping[str, Any], defaults: Mapping[str, Any], machine: Machine) -> MeasuredStep:

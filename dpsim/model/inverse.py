@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError, unknown
 from dpsim.machine import Link, Machine
 from dpsim.model.defaults import for_prediction
+from dpsim.model.hours import NO_TRAINING, Training
 from dpsim.model.other_link import joining_link, with_link
 from dpsim.model.points import predict_points
 from dpsim.model.rows import Record
@@ -27,7 +28,9 @@ from dpsim.workload import Workload
 Prepare = Callable[[Machine], Machine]
 """Fills in what a machine leaves open, for these numbers of devices."""
 T = TypeVar("T")
-Goal = Literal["efficiency", "speedup", "step-time"]
+_OF_TRAINING = ("hours", "cost")
+Goal = Literal["efficiency", "speedup", "step-time", "hours", "cost"]
+GOALS: tuple[Goal, ...] = get_args(Goal)
 QUANTITIES = ("bandwidth", "latency", "devices", "local-batch", "bucket")
 BANDWIDTHS, LATENCIES = (1e6, 1e13), (1e-8, 1.0)
 """The ends of the search, in bytes a second and in seconds."""
@@ -42,18 +45,26 @@ _DIGITS, _PRECISION = 3, 1e-4
 class Target:
     """What a prediction is to reach: a scaling efficiency (0 to 1), a speedup, or a step of at most so many seconds.
 
-    Raises ``ConfigError`` for an efficiency above 1, and for anything that is not a finite number above 0.
+    Or it is the most that a ``training`` may take, in hours, or cost on all devices. Raises ``ConfigError`` for an
+    efficiency above 1, for anything that is not a finite number above 0, and for hours or a cost of no training.
     """
 
     goal: Goal
     value: float
+    training: Training = NO_TRAINING
 
     def __post_init__(self) -> None:
+        if self.goal in _OF_TRAINING and getattr(self.training, "samples" if self.goal == "hours" else "price") is None:
+            raise ConfigError(
+                f"a target of {self.goal} without {'--samples' if self.goal == 'hours' else '--samples and --price'}",
+                allowed="hours or a cost of a number of samples",
+                remedy="give the samples of an epoch and what a device costs an hour: --samples 1.28M --price 2.50",
+            )
         if self.goal == "efficiency" and not 0 < self.value <= 1:
             raise ConfigError(
                 f"a target of {100 * self.value:.6g}% scaling efficiency",
                 allowed="above 0% and up to 100%, where n devices are n times as fast as one",
-                remedy="write it like --efficiency 90%",
+                remedy="write it like --target efficiency=90%",
             )
         if not 0 < self.value < math.inf:
             raise ConfigError(f"a target {self.goal} of {self.value}", allowed="a finite number above 0")
@@ -61,12 +72,15 @@ class Target:
     @property
     def most(self) -> bool:
         """Whether the target is the most that is allowed, and not the least that is wanted."""
-        return self.goal == "step-time"
+        return self.goal in ("step-time", *_OF_TRAINING)
 
     def of(self, point: Record) -> tuple[float, float, float]:
         """Return what a predicted point has of the goal: (the worse end of its interval, as predicted, the better)."""
-        if self.goal == "step-time":
-            return point["predicted_high_s"], point["predicted_step_s"], point["predicted_low_s"]
+        if self.most:
+            times_s = (point[name] for name in ("predicted_high_s", "predicted_step_s", "predicted_low_s"))
+            of_step = {"hours": self.training.hours, "cost": self.training.cost}.get(self.goal)
+            worse, predicted, better = (each if of_step is None else of_step(point, each) for each in times_s)
+            return worse, predicted, better
         over = point["devices"] if self.goal == "efficiency" else 1
         keys = ("predicted_speedup_low", "predicted_speedup", "predicted_speedup_high")
         worse, predicted, better = (point[key] / over for key in keys)
@@ -201,9 +215,9 @@ def _least(quantity: str, target: Target, *, weak: bool) -> bool:
         case "bandwidth":
             return True
         case "devices":
-            return target.goal == "speedup" or (target.most and not weak)
+            return target.goal in ("speedup", "hours") or (target.goal == "step-time" and not weak)
         case "local-batch":
-            return not target.most
+            return target.goal != "step-time"
     return False
 
 

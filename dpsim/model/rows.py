@@ -113,6 +113,16 @@ class PredictedRow(Row):
         head="samples/s",
         form="four digits",
     )
+    images_per_s_low = _Column(
+        "1/s",
+        "The lower end of their interval.",
+        lambda r: r.plan.global_batch / r.prediction.high_s if r.prediction.high_s else math.inf,
+    )
+    images_per_s_high = _Column(
+        "1/s",
+        "The upper end of their interval.",
+        lambda r: r.plan.global_batch / r.prediction.low_s if r.prediction.low_s else math.inf,
+    )
     predicted_speedup = _Column("ratio", "Samples per second over one device's.", lambda r: r.speedup.value)
     predicted_speedup_low = _Column("ratio", "The lower end of the speedup's interval.", lambda r: r.speedup.low)
     predicted_speedup_high = _Column("ratio", "The upper end of the speedup's interval.", lambda r: r.speedup.high)
@@ -229,8 +239,10 @@ def _best(rows: Sequence[PredictedRow]) -> Record:
     """Return the fastest row of a device count, and the thresholds that cannot be told apart from it."""
     fastest = min(rows, key=lambda row: row.step_s)
     near = [row.fusion_threshold_bytes for row in fastest.as_fast(rows)]
-    names = ("layout", "local_batch", "fusion_threshold_bytes", "buckets", "predicted_step_s")
-    return fastest.record(*names, "images_per_s") | {
+    names = ["layout", "local_batch", "fusion_threshold_bytes", "buckets"]
+    names += ["predicted_step_s", "predicted_low_s", "predicted_high_s"]
+    names += ["images_per_s", "images_per_s_low", "images_per_s_high"]
+    return fastest.record(*names) | {
         "speedup": fastest.speedup.value,
         "speedup_low": fastest.speedup.low,
         "speedup_high": fastest.speedup.high,

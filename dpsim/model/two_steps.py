@@ -25,8 +25,6 @@ _HARDLY = 1.1
 """Times as long as on fewer devices that a step has to be before its link is fitted: LEAST_SHARE of a cause."""
 _IN_A_NODE = Link(latency_s=0.0, bandwidth_bytes_per_s=1e15)
 """Free: what a node's own devices take to communicate is part of the smallest step."""
-_TRAINING_S = 3600.0
-"""From here on what was measured is a training of the same number of steps, not a step: it implies no bandwidth."""
 _DEVIATIONS = NormalDist().inv_cdf(0.95)
 
 
@@ -162,8 +160,6 @@ def _work(first: MeasuredStep, last: MeasuredStep) -> tuple[str, ...]:
 def _communicated(fitted: Estimated, last: MeasuredStep, *, implied: bool) -> str:
     if not implied:
         return f"communication that the machine file ({fitted.machine.name}) leaves exposed"
-    if last.step_s >= _TRAINING_S:
-        return "what the same number of steps takes longer on more devices"
     plan = last.plan
     (number,) = (each for each in fitted.numbers if each.name == "bandwidth")
     factor = math.exp(_DEVIATIONS * number.relative_uncertainty)

@@ -94,17 +94,25 @@ def _where(point: Record, quantity: str, *, weak: bool, link: Link | None = None
 
 def _amount(target: Target, value: float) -> str:
     """Return a value of the target's goal."""
-    if target.goal == "step-time":
-        return format_duration(value)
-    return f"{value:.1%}" if target.goal == "efficiency" else f"{value:.3g}"
+    match target.goal:
+        case "step-time":
+            return format_duration(value)
+        case "efficiency":
+            return f"{value:.1%}"
+        case "hours":
+            return f"{value:.3g} hours"
+    return f"{value:.3g}"
 
 
 def _goal(target: Target) -> str:
-    if target.goal == "efficiency":
-        return f"{target.value * 100:.4g}% scaling efficiency"
-    return (
-        f"a speedup of {target.value:g}" if target.goal == "speedup" else f"a step of {format_duration(target.value)}"
-    )
+    match target.goal:
+        case "efficiency":
+            return f"{target.value * 100:.4g}% scaling efficiency"
+        case "step-time":
+            return f"a step of {format_duration(target.value)}"
+        case "hours":
+            return f"a training of {target.value:g} hours"
+    return f"a {target.goal} of {target.value:g}"
 
 
 def _noun(answer: Answer) -> str:

@@ -81,12 +81,37 @@ def columns(points: list[Point], *, weak: bool) -> tuple[Column[Point], ...]:
             cell=lambda point: format_duration(point["time_to_target_s"]),
             shown="time_to_target_s" in points[0],
         ),
+        *(_of_training(name) for name in ("hours", "cost", "tokens_per_s") if name in points[0]),
         *declared("memory_bytes"),
         Column(
             head="",
             cell=lambda point: "does not fit " * (point["fits"] is False) + "extrapolated" * point["extrapolated"],
         ),
     )
+
+
+def _of_training(name: str) -> Column[Point]:
+    """Return the column of hours, cost or tokens a second, with the ends of its interval."""
+
+    return Column(head=name.replace("_per_s", "/s"), cell=lambda point: _with_ends(point, name))
+
+
+def _with_ends(point: Point, name: str) -> str:
+    value, low, high = (amount(point[f"{name}{end}"]) for end in ("", "_low", "_high"))
+    return f"{value} ({low} to {high})"
+
+
+def of_training(point: Point, before: str = "; all samples") -> str:
+    """Return what the training takes and costs at a point, in words that follow ``before``; empty of none."""
+    if "hours" not in point:
+        return ""
+    cost = f" and cost {_with_ends(point, 'cost')}" if "cost" in point else ""
+    return f"{before} take {_with_ends(point, 'hours')} hours{cost}"
+
+
+def amount(value: float) -> str:
+    """``1,280,000``, ``24.1``: hours, money or a rate with three significant digits, or in whole numbers."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def band(low_s: float, high_s: float) -> str:
@@ -122,13 +147,14 @@ def best_sentence(best: Point, faster: Point | None, *, weak: bool, cap: str = "
     """
     machine = f"{Path(best['machine']).stem}: " if "machine" in best else ""
     if best["devices"] == 1:
-        return f"{machine}1 device: {format_duration(best['predicted_step_s'])} per step."
+        return f"{machine}1 device: {format_duration(best['predicted_step_s'])} per step{of_training(best)}."
     norm = ", batch norm over all" if best["batch_norm"] == "global" else ""
     setting = f"{machine}{_devices_and_batch(best, weak=weak)}, {best['fusion_rule']}, {best['algorithm']}{norm}"
     low, high = best["speedup_low"], best["speedup_high"]
     speed = (
         f"{format_duration(best['predicted_step_s'])} per step, speedup {best['speedup']:.2f} ({low:.2f} to {high:.2f})"
         f", scaling efficiency {best['scaling_efficiency']:.0%}{', no certain gain' if low < 1 <= high else ''}"
+        f"{of_training(best)}"
     )
     if faster is not None:
         return f"{setting}: do not use them, {devices_name(faster['devices'])} would be faster: {speed}."

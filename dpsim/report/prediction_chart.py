@@ -9,7 +9,7 @@ from typing import Any
 from dpsim.errors import ConfigError
 from dpsim.grouping import grouped
 from dpsim.report.charts import Chart, Lines, Series
-from dpsim.report.prediction import SETTING, Point
+from dpsim.report.prediction import SETTING, Point, amount
 
 _MOST_TICKS = 6
 _CURVE = ("machine", *SETTING)
@@ -17,8 +17,9 @@ _CURVE = ("machine", *SETTING)
 
 
 def scaling_chart(points: Sequence[Point], best: Sequence[Point], *, weak: bool) -> Chart:
-    """Return two panels over the number of devices: scaling efficiency, and the shares of the first curve's steps.
+    """Return panels over the number of devices: scaling efficiency, and the shares of the first curve's steps.
 
+    Where they are asked for, hours, cost and tokens a second follow.
     Of each number of devices and curve the fastest threshold counts. Raises ``ConfigError`` for fewer than two numbers.
     """
     counts = sorted({each["devices"] for each in best})
@@ -33,30 +34,60 @@ def scaling_chart(points: Sequence[Point], best: Sequence[Point], *, weak: bool)
     curves = grouped(in_order, lambda point: tuple(map(point.get, (*_CURVE, batch))))
     common: dict[str, Any] = {"x_ticks": _ticks(counts), "x_label": "devices", "log_x": True, "y_text": "{:.0%}".format}
     first = [_point_of(each, points) for each in next(iter(curves.values()))]
-    return Chart(panels=[_efficiency(curves, common), _shares(first, common, of_first=len(curves) > 1)], height_in=4.4)
-
-
-def _efficiency(curves: Mapping[tuple[Any, ...], Sequence[Point]], common: Mapping[str, Any]) -> Lines:
-    """Return the panel of the scaling efficiency: a line and its band for each curve, named by what they differ in."""
-    differs = [len({name[place] for name in curves}) > 1 for place in range(len(_CURVE) + 1)]
-    return Lines(
+    efficiency = _curves(
+        curves,
+        lambda each: (each["scaling_efficiency"], *(each[f"speedup_{end}"] / each["devices"] for end in _ENDS)),
+        common,
         title="Scaling efficiency",
         subtitle="speedup over the number of devices; the band is the interval of the speedup",
-        series=[
+        y_span=(0.0, 1.2),
+    )
+    of_training = [
+        _curves(
+            curves,
+            lambda each, name=name: (each[name], *(each[f"{name}_{end}"] for end in _ENDS)),
+            common | {"y_text": amount},
+            title=title,
+            subtitle="of all samples; the band is its interval"
+            if name != "tokens_per_s"
+            else "the band is its interval",
+        )
+        for name, title in _OF_TRAINING.items()
+        if name in best[0]
+    ]
+    shares = _shares(first, common, of_first=len(curves) > 1)
+    return Chart(panels=[efficiency, shares, *of_training], height_in=4.4)
+
+
+_ENDS = ("low", "high")
+_OF_TRAINING = {"hours": "Hours", "cost": "Cost", "tokens_per_s": "Tokens a second"}
+
+
+def _curves(
+    curves: Mapping[tuple[Any, ...], Sequence[Point]],
+    of: Callable[[Point], tuple[float, float, float]],
+    common: Mapping[str, Any],
+    **panel: Any,
+) -> Lines:
+    """Return a panel with a line and its band for each curve, named by what they differ in.
+
+    ``of`` gives the value of a point, and the ends of its interval.
+    """
+    differs = [len({name[place] for name in curves}) > 1 for place in range(len(_CURVE) + 1)]
+    series = []
+    for number, (name, of_curve) in enumerate(curves.items()):
+        y, low, high = zip(*map(of, of_curve), strict=True)
+        series.append(
             Series(
                 name=", ".join(_words(part) for part, shown in zip(name, differs, strict=True) if shown) or "predicted",
                 x=[each["devices"] for each in of_curve],
-                y=[each["scaling_efficiency"] for each in of_curve],
-                low=[each["speedup_low"] / each["devices"] for each in of_curve],
-                high=[each["speedup_high"] / each["devices"] for each in of_curve],
+                y=y,
+                low=low,
+                high=high,
                 look=number if len(curves) > 1 else "predicted",
             )
-            for number, (name, of_curve) in enumerate(curves.items())
-        ],
-        y_span=(0.0, 1.2),
-        names="legend" if len(curves) > 1 else "none",
-        **common,
-    )
+        )
+    return Lines(series=series, names="legend" if len(curves) > 1 else "none", **panel, **common)
 
 
 def _shares(points: Sequence[Point], common: Mapping[str, Any], *, of_first: bool) -> Lines:

@@ -15,7 +15,7 @@ ASKED = f"predict --workload {WORKLOAD} --machine 10gbe --devices 8 --local-batc
 
 
 def test_the_answer_comes_first_and_fed_back_it_reaches_the_target(dpsim: Dpsim, tmp_path: Path) -> None:
-    code, text, _ = dpsim(*f"{ASKED} --find bandwidth --efficiency 80%".split())
+    code, text, _ = dpsim(*f"{ASKED} --find bandwidth --target efficiency=80%".split())
     first, *notes = text.splitlines()
     assert code == 0 and notes and all(note.startswith("Note: ") for note in notes)
     assert first.startswith("8 devices, local batch 16, tarantella with threshold 32 KiB, ring, a latency of ")
@@ -36,7 +36,7 @@ def test_the_answer_comes_first_and_fed_back_it_reaches_the_target(dpsim: Dpsim,
 def test_each_machine_and_number_of_devices_has_a_record(dpsim: Dpsim, tmp_path: Path) -> None:
     asked = ASKED.replace("10gbe", "10gbe,25gbe").replace("--devices 8", "--devices 4,8")
     file = tmp_path / "found.json"
-    code, text, _ = dpsim(*f"{asked} --find latency --speedup 2 --json --output {file}".split())
+    code, text, _ = dpsim(*f"{asked} --find latency --target speedup=2 --json --output {file}".split())
     printed = json.loads(text)
     assert code == 0 and printed == json.loads(file.read_text())
     assert [(p["machine"], p["devices"]) for p in printed["points"]] == [
@@ -62,15 +62,15 @@ def test_the_best_bucket_needs_no_target(dpsim: Dpsim) -> None:
     ("flags", "said"),
     [
         ("--find bandwidth", "no target for --find bandwidth"),
-        ("--efficiency 90%", "1 target without --find"),
-        ("--find bandwidth --efficiency 90% --speedup 2", "2 targets for --find bandwidth"),
-        ("--find bandwidth --efficiency 0", "a target of 0% scaling efficiency"),
-        ("--find bandwidth --efficiency 101%", "a target of 101% scaling efficiency"),
-        ("--find bandwidth --efficiency 90", "a target of 9000% scaling efficiency"),
-        ("--find bandwidth --efficiency most", "share 'most' is not understood"),
-        ("--find bandwidth --speedup 0", "a target speedup of 0.0"),
-        ("--find bandwidth --step-time 0ms", "a target step-time of 0.0"),
-        ("--find bandwith --efficiency 90%", "did you mean 'bandwidth'?"),
+        ("--target efficiency=90%", "1 target without --find"),
+        ("--find bandwidth --target efficiency=90% --target speedup=2", "2 targets for --find bandwidth"),
+        ("--find bandwidth --target efficiency=0", "a target of 0% scaling efficiency"),
+        ("--find bandwidth --target efficiency=101%", "a target of 101% scaling efficiency"),
+        ("--find bandwidth --target efficiency=90", "a target of 9000% scaling efficiency"),
+        ("--find bandwidth --target efficiency=most", "share 'most' is not understood"),
+        ("--find bandwidth --target speedup=0", "a target speedup of 0.0"),
+        ("--find bandwidth --target step-time=0ms", "a target step-time of 0.0"),
+        ("--find bandwith --target efficiency=90%", "did you mean 'bandwidth'?"),
         ("--find bucket --fusion-threshold 1MiB", "--find and --fusion-threshold"),
         ("--find bucket --plot drawn.svg", "--find and --plot"),
     ],

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from dpsim.errors import ConfigError
+from dpsim.imports.steps import steps_of_trainings
 from dpsim.machine import Link, Machine
 from dpsim.model.defaults import with_defaults
 from dpsim.model.estimate import MeasuredStep
@@ -87,12 +88,40 @@ def test_a_step_that_is_as_long_on_more_devices_is_healthy() -> None:
     assert seconds(explained, "unexplained") == pytest.approx(0.005)
 
 
-def test_hours_of_as_many_steps_are_told_as_more_samples_and_imply_no_bandwidth() -> None:
-    hours = [MeasuredStep(plan(1), 80 * 3600.0), MeasuredStep(plan(4), 150 * 3600.0)]
-    explained = explain_steps(layers_of(BYTES), None, hours)
+HOURS = [MeasuredStep(plan(1), 80 * 3600.0), MeasuredStep(plan(4), 150 * 3600.0)]
+
+
+def test_hours_of_as_many_steps_are_told_as_more_samples() -> None:
+    rows = steps_of_trainings(HOURS, 300_000, None, batch_known=True)
+    assert [row.step_s for row in rows] == pytest.approx([0.96, 1.8])
+    explained = explain_steps(layers_of(BYTES), None, rows)
     assert "the same number of steps trains 4 times the samples" in explained.notes[0]
     assert "0.47 times as long" in explained.notes[0]
-    assert not any("GB/s" in part.text for part in explained.parts)
+
+
+def test_hours_of_as_many_samples_are_fewer_and_longer_steps() -> None:
+    rows = steps_of_trainings(HOURS, None, 300_000.0 * HOURS[0].plan.global_batch, batch_known=True)
+    assert [row.step_s for row in rows] == pytest.approx([0.96, 7.2])
+
+
+@pytest.mark.parametrize(
+    ("steps", "samples", "batch_known", "said"),
+    [
+        (None, None, True, "which is a training and no step"),
+        (300_000, None, False, "without the samples of a step"),
+        (300_000, 1e6, True, "--steps and --samples"),
+        (0, None, True, "trainings of 0"),
+        (None, -5.0, True, "trainings of -5"),
+    ],
+)
+def test_hours_alone_are_no_steps(steps: int | None, samples: float | None, batch_known: bool, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        steps_of_trainings(HOURS, steps, samples, batch_known=batch_known)
+
+
+def test_steps_stay_steps() -> None:
+    rows = [MeasuredStep(plan(1), 0.3), MeasuredStep(plan(4), 0.4)]
+    assert steps_of_trainings(rows, None, None, batch_known=False) == rows
 
 
 def test_one_global_batch_trains_the_same_samples() -> None:

@@ -176,7 +176,7 @@ def test_a_script_with_synchronised_batch_norm_on_a_processor_is_explained(dpsim
     code, out, err = dpsim("profile", "--torch-script", script, "--devices", "2", "--output", output)
     assert (code, out) == (2, "") and "Traceback" not in err
     assert "train.py:6: a model with SyncBatchNorm on the processor, where PyTorch has it for GPUs alone" in err
-    assert "dpsim predict --batch-norm local,global says what it costs" in err
+    assert "dpsim predict --set batch_norm=local,global says what it costs" in err
 
 
 @pytest.mark.torch

@@ -210,7 +210,7 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
         raise ConfigError(
             f"SyncBatchNorm by {' and '.join(ways)}, where PyTorch has it for GPUs alone",
             allowed="--algorithm nccl, on a machine with a GPU for each rank",
-            remedy="leave convert_sync_batchnorm out, and dpsim predict --batch-norm local,global says what it costs",
+            remedy="leave convert_sync_batchnorm out; dpsim predict --set batch_norm=local,global says what it costs",
         )
     batches = tuple(map(int, experiment.values(_BATCH)))
     _check_batches(batches, workload)

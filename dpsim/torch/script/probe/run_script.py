@@ -246,7 +246,7 @@ def _died(request: Any, error: BaseException) -> ConfigError:
         return ConfigError(
             f"{place}: a model with SyncBatchNorm on the processor, where PyTorch has it for GPUs alone",
             allowed="SyncBatchNorm on CUDA GPUs, one for each rank; BatchNorm on processors",
-            remedy="leave convert_sync_batchnorm out, and dpsim predict --batch-norm local,global says what it costs;"
+            remedy="leave convert_sync_batchnorm out; dpsim predict --set batch_norm=local,global says what it costs;"
             " or profile on a machine with a GPU",
         )
     if any(words in text for words in _GRAPH_WORDS):
