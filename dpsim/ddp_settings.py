@@ -62,6 +62,8 @@ class DdpSettings(Noun, frozen=True):
     ``all_reduce_deferred``: their shards are added up over them in the last micro-batch alone
     (``set_requires_all_reduce``), and not behind each reduce-scatter.
     ``frozen_bytes`` are those of parameters that units gather, and do not train.
+    ``parameters_sha256`` is a digest of the names, shapes and types of what is trained, in their order, and
+    ``optimizer`` the name of what trains it and of the arrays that it keeps (empty: not known).
     """
 
     torch: str
@@ -90,6 +92,8 @@ class DdpSettings(Noun, frozen=True):
     joins: bool = False
     frozen_bytes: int = 0
     recomputes: bool = False
+    parameters_sha256: str = ""
+    optimizer: str = ""
 
     def __post_init__(self) -> None:
         for key in ("devices", "accumulate", "replicas"):

@@ -139,7 +139,8 @@ class Workload(Noun, frozen=True, dict=True):
 
     ``input_s_per_sample`` is what one process takes to load and prepare a sample; a step needs ``input_s``. With
     ``input_prefetch`` that goes on during the step before, by ``input_workers`` processes at once; without, the step
-    waits for it. ``ddp`` is what a PyTorch script was set to, where the workload was recorded from one.
+    waits for it. ``ddp`` is what a PyTorch script was set to, where the workload was recorded from one. ``device``
+    is the model of the device that the times are of (empty: not known).
     """
 
     name: str
@@ -163,6 +164,7 @@ class Workload(Noun, frozen=True, dict=True):
     loss_s: tuple[float, ...] = ()
     accumulation_factor: float = 1.0
     update_bytes: int = 0
+    device: str = ""
 
     def __post_init__(self) -> None:
         batches = self.local_batches

@@ -9,11 +9,12 @@ from typing import Any, Generic, TypeVar
 
 from dpsim import codec
 from dpsim.codec import Noun
+from dpsim.dates import stamp
 from dpsim.errors import FileFormatError
 from dpsim.launch.jobs import on_ranks
 from dpsim.progress import Progress, no_progress
 from dpsim.records.sweep import Environment
-from dpsim.study.environment import environment, stamp
+from dpsim.study.environment import environment
 from dpsim.study.rows import rounded
 
 SCHEMA = "dpsim.cases/2"

@@ -56,6 +56,7 @@ def no_past_studies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What other tests measured says nothing of how wide the intervals of these predictions are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPSIM_STUDIES_DIR", str(tmp_path_factory.getbasetemp() / f"studies-{uuid.uuid4()}"))
+        patch.setenv("DPSIM_LEDGER", "off")
         yield
 
 

@@ -29,8 +29,7 @@ Examples:
   dpsim calibrate --show cluster.json --plot cluster.svg
   dpsim calibrate --merge two.json,four.json --output cluster.json"""
 SHOWN = (
-    "--network --devices --algorithm --budget --output --json --from --line-rate --list --show --compare "
-    "--merge --plot"
+    "--network --devices --algorithm --budget --output --json --from --line-rate --list --show --compare --merge --plot"
 )
 """The flags that ``--help`` shows; ``--help-all`` shows all."""
 _LOCAL_BATCH = 32

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dpsim.cli import outputs, show
+from dpsim.cli import ledger, outputs, show
 from dpsim.errors import ConfigError, DpsimError
 
 if TYPE_CHECKING:
+    from dpsim.model.ledger import Scored
     from dpsim.model.watch import Watched
 
 
@@ -40,6 +41,7 @@ def explain(command: tuple[str, ...], steps: int, *, json_line: Path | None = No
     The file ``json_line`` gets it as one line of JSON, also where nothing was learned. The job itself trains on, as it
     would without dpsim. Raises ``ConfigError`` for one that cannot be started.
     """
+    from dpsim.dates import stamp
     from dpsim.launch import watched_job
     from dpsim.launch.scratch import scratch
 
@@ -50,11 +52,12 @@ def explain(command: tuple[str, ...], steps: int, *, json_line: Path | None = No
     if watched_job.is_watched():
         print("dpsim: this job is already being watched; it is started as it is", file=sys.stderr)
         os.execvp(command[0], command)
+    at = stamp()
     with (
         scratch("watch") as folder,
         watched_job.started(command, watched_job.environment(folder, steps, command[0])) as job,
     ):
-        answer = _answer(job, folder)
+        answer = _answer(job, folder, at)
         _write(folder / watched_job.ANSWER, answer.logged)
         print(f"\n{answer.text}", file=sys.stderr, flush=True)  # a progress bar may have left its line open
         if json_line is not None:
@@ -62,8 +65,8 @@ def explain(command: tuple[str, ...], steps: int, *, json_line: Path | None = No
         return watched_job.exit_code(job)
 
 
-def _answer(job: subprocess.Popen[bytes], folder: Path) -> Answer:
-    """Return what there is to say of the job, once its ranks have written their records.
+def _answer(job: subprocess.Popen[bytes], folder: Path, at: str) -> Answer:
+    """Return what there is to say of the job, which began ``at``, once its ranks have written their records.
 
     It is computed in a process of its own: while the job runs behind it, and once the job has ended with a limit.
     """
@@ -72,7 +75,7 @@ def _answer(job: subprocess.Popen[bytes], folder: Path) -> Answer:
     from dpsim.launch.workers import computed
     from dpsim.torch.script.watch_records import complete
 
-    task = functools.partial(said, watched_job.records(job, folder, complete))
+    task = functools.partial(said, watched_job.records(job, folder, complete), at)
     try:
         answer = computed(task, lambda: watched_job.ends_within(job, _POLL_S), _NICE) if job.poll() is None else None
         if answer is None:
@@ -113,10 +116,12 @@ def _nothing(reason: str) -> Answer:
     return Answer(f"dpsim: {reason}", line, "{}")
 
 
-def said(files: Sequence[Path]) -> Answer:
-    """Return what the records in these files say of the job."""
+def said(files: Sequence[Path], at: str) -> Answer:
+    """Return what the records in these files say of the job, which began ``at``, and the ledger of its prediction."""
     from dpsim import codec
-    from dpsim.model.watch import watched
+    from dpsim.dates import stamp
+    from dpsim.model.ledger import score
+    from dpsim.model.watch import run_of, watched
     from dpsim.report import watch as own
     from dpsim.torch.script.watch_records import paired, read
 
@@ -138,30 +143,32 @@ def said(files: Sequence[Path]) -> Answer:
             )
         ranks, left_out = paired(records)
         seen = watched(ranks, (*unused, *left_out))
-        return Answer(_text(seen), _json_line(seen), codec.to_json(own.logged(seen), indent=None))
+        scored = score([run_of(seen, at)], stamp())
+        return Answer(_text(seen, scored), _json_line(seen, scored), codec.to_json(own.logged(seen), indent=None))
     except DpsimError as error:
         return _nothing(str(error))
 
 
-def _text(seen: Watched) -> str:
+def _text(seen: Watched, scored: Scored) -> str:
     from dpsim.report import explain as report
     from dpsim.report import watch as own
+    from dpsim.report.ledger import sentences as ledger_sentences
 
     of = seen.explained
     with contextlib.redirect_stdout(io.StringIO()) as text:
         show.table(report.columns(of), of.parts, title=own.headline(seen))
         lines = [report.cause(of), *report.details(of), *report.remedies(of), *(f"Note: {each}." for each in of.notes)]
-        print("\n".join([*lines, *own.advice(seen)]))
+        print("\n".join([*lines, *own.advice(seen), *ledger_sentences(scored)]))
     return text.getvalue().rstrip()
 
 
-def _json_line(seen: Watched) -> str:
+def _json_line(seen: Watched, scored: Scored) -> str:
     """Return what ``dpsim explain --json`` says of a script, and what is advised, in one line."""
     from dpsim import codec
     from dpsim.report import explain as report
     from dpsim.report import watch as own
 
     of = seen.explained
-    summary = codec.to_builtins(report.summary(of)) | {"advice": own.advice(seen)}
+    summary = codec.to_builtins(report.summary(of)) | {"advice": own.advice(seen)} | ledger.as_record(scored)
     points = [codec.to_builtins(part) for part in of.parts]
     return codec.to_json(show.json_object("explain", points, summary), indent=None)

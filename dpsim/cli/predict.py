@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpsim.cli import find, flags, outputs, rank, readers, show
+from dpsim.cli import find, flags, ledger, outputs, rank, readers, show
 from dpsim.cli.hours import TrainingFlags
 from dpsim.cli.predict_flags import AnswerFlags, FileFlags, PlanFlags
 from dpsim.errors import ConfigError
@@ -15,6 +16,7 @@ from dpsim.errors import ConfigError
 if TYPE_CHECKING:
     from dpsim.machine import Machine
     from dpsim.model.hours import Training
+    from dpsim.model.rows import PredictedRow
     from dpsim.records.convergence import Convergence
     from dpsim.setting import Grid
     from dpsim.workload import Workload
@@ -147,6 +149,11 @@ class _Question:
         """The machines that prices use."""
         return {name: self.prepared(machine) for name, machine in self.read.items()}
 
+    def keep(self, rows: Sequence[PredictedRow]) -> None:
+        """Keep predicted rows in the ledger."""
+        inputs = {"workload": self.workload} | {f"machine {name}": each for name, each in self.machines.items()}
+        ledger.keep("predict", rows, inputs)
+
     def predicted(
         self, fit: Convergence | None, training: Training | None
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -154,15 +161,18 @@ class _Question:
 
         With a fit it is the time to a target loss.
         """
-        from dpsim.model import predict_on_machines, predict_points
         from dpsim.model.critical_batch import add_time_to_target
         from dpsim.model.hours import add_hours
+        from dpsim.model.points import compared, predict_grid
 
         first = next(iter(self.machines.values()))
+        predicted = {name: predict_grid(self.workload, machine, self.grid) for name, machine in self.machines.items()}
+        self.keep([row for each in predicted.values() for row in each.rows])
         if len(self.machines) > 1:
-            points, summary = predict_on_machines(self.workload, self.machines, self.grid)
+            points, summary = compared(predicted)
         else:
-            points, summary = predict_points(self.workload, first, self.grid)
+            (only,) = predicted.values()
+            points, summary = [row.record() for row in only.rows], only.summary()
         if fit is not None:
             add_time_to_target(points, summary, fit)
         if training is not None:

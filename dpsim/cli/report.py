@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, readers, show
+from dpsim.cli import flags, ledger, readers, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ Examples:
   dpsim report reports/fusion-threshold --check
   dpsim report before after --output reports/compared
   dpsim report reports/strategies --page meeting.html
+  dpsim report --ledger
   dpsim report reports/fusion-threshold --trace --set fusion_threshold_bytes=inf"""
 
 _EXIT_CODES = {"verified": 0, "damaged": 1, "of another model": 3}
@@ -55,6 +56,12 @@ class ReportFlags(flags.Flags):
         default=False,
     )
     label: str | None = flags.flag("Names of several runs, like before,after (those of the folders).")
+    ledger: bool = flags.flag(
+        "How right the predictions of dpsim predict, dpsim tune and pages were of the jobs that ran since: a page"
+        " (reports/ledger). Without FOLDER.",
+        default=False,
+    )
+    share: Path | None = flags.flag("With --ledger: write it into this file instead, without names.")
     page: Path | None = flags.flag(
         "Write instead a page with sliders into this file, as dpsim predict --page does, with what a sweep measured."
     )
@@ -86,6 +93,9 @@ def report(
     measured. Other processors, versions of dpsim, MPI or BLAS are shown and
     not refused.
     """
+    if given.ledger or given.share is not None:
+        _ledger(folders, given)
+        return
     if not folders:
         raise ConfigError("FOLDER is missing", allowed=f"the folder of {_KINDS}", remedy="see dpsim report --help")
     _refuse_unused(given, step, several=len(folders) > 1)
@@ -114,6 +124,19 @@ def _refuse_unused(given: ReportFlags, step: StepFlags, *, several: bool) -> Non
             allowed=step.spelled(*used),
             remedy="leave it out: it would change nothing" + ", or add --trace" * bool(step.given()),
         )
+
+
+def _ledger(folders: tuple[Path, ...], given: ReportFlags) -> None:
+    """Say how right past predictions were. Raises ``ConfigError`` for what has no meaning beside it."""
+    used = ("ledger", "json", "share" if given.share is not None else "output")
+    unused = [*map(str, folders), *(given.spelled(name) for name in given.given() if name not in used)]
+    if unused or not given.ledger:
+        raise ConfigError(
+            f"{' and '.join(unused)} with --ledger" if unused else "--share without --ledger",
+            allowed="--ledger with --json and one of --output and --share",
+            remedy="write dpsim report --ledger --share scores.json",
+        )
+    ledger.show_ledger(given.output, given.share, json=given.json)
 
 
 def _write(folder: Path, given: ReportFlags) -> None:

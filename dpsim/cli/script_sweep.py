@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpsim.cli import flags, readers, show
+from dpsim.cli import flags, ledger, readers, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -148,13 +148,15 @@ def _print_measured(swept: SweepData, folder: Path, *, json: bool) -> None:
 
     errors = list(map(abs, ready_errors(swept)))
     ready = {"ready_median_abs_error": statistics.median(errors) if errors else None, "ready_buckets": len(errors)}
+    scored = ledger.scored_sweep(swept)
     if json:
-        show.print_json("measure", points(swept), summary(swept) | ready)
+        show.print_json("measure", points(swept), summary(swept) | ready | ledger.as_record(scored))
         return
     show.rich(for_terminal(swept.comparison))
     if errors:
         error = f"{ready['ready_median_abs_error']:.1%} (median of {len(errors)} buckets)"
         print(f"buckets were ready when they were predicted to be within {error}")
+    ledger.print_scored(scored)
     print(f"report: {folder / 'index.html'}")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, readers, script_sweep, show
+from dpsim.cli import flags, ledger, readers, script_sweep, show
 from dpsim.cli.sweep_flags import SweepFlags
 from dpsim.errors import ConfigError, unknown
 
@@ -221,9 +221,11 @@ def run(
     folder = output if output is not None else study.free_folder(Path("reports"))
     with show.measuring(wait) as progress:
         swept = study.run(folder, progress)
+    scored = ledger.scored_sweep(swept)
     if json:
-        show.print_json(command, points(swept), summary(swept))
+        show.print_json(command, points(swept), summary(swept) | ledger.as_record(scored))
     else:
         tables = [for_terminal(swept.comparison)] * verbose
         show.rich(*tables, Summary(comparison=swept.comparison, folder=folder))
+        ledger.print_scored(scored)
     return swept.comparison

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, readers, show
+from dpsim.cli import flags, ledger, readers, show
 from dpsim.cli.script_sweep import DEFAULT
 from dpsim.errors import ConfigError
 from dpsim.frameworks import FRAMEWORKS
@@ -94,6 +94,8 @@ def tune(
             workload = job.profiled.workload if job else workloads.read(source.workload or Path())
             batches = job.profiled.batches if job else ()
             tuning, machine = _of_files(workload, source, counts, given, framework, batches)
+    rows = [row for t in tuning.tuned for row in (t.default, *t.caps, *t.batches, *t.accumulations)]
+    ledger.keep("tune", {row.plan: row for row in rows}.values(), {"workload": workload, "machine": machine})
     sweep = job.sweep(tuning.advised) if job and here else ""
     if json:
         summary = report.summary(tuning, framework, workload) | {"sweep": sweep}

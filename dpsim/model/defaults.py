@@ -129,7 +129,7 @@ def with_stated(workload: Workload, machine: Machine, field: str, value: float) 
 
 def for_prediction(workload: Workload, machine: Machine) -> Machine:
     """Return a machine of a file with what is assumed of it, and with what past studies on it say of intervals."""
-    return with_past_studies(with_defaults(workload, machine))
+    return with_past_studies(with_defaults(workload, machine), workload.device)
 
 
 def with_defaults(

@@ -50,12 +50,12 @@ class Training(Noun, frozen=True):
     def hours(self, point: Mapping[str, Any], step_s: float) -> float:
         """Return the hours of all samples, where a step of a point's global batch takes so many seconds."""
         assert self.every_sample is not None
-        return self.every_sample / point["global_batch"] * step_s / 3600
+        return float(self.every_sample / point["global_batch"] * step_s / 3600)
 
     def cost(self, point: Mapping[str, Any], step_s: float) -> float:
         """Return what all devices cost for these hours."""
         assert self.price is not None
-        return self.hours(point, step_s) * point["devices"] * self.price
+        return float(self.hours(point, step_s) * point["devices"] * self.price)
 
     def record(self, point: Mapping[str, Any]) -> Record:
         """Return the columns of a predicted point, each with the ends of its interval.

@@ -66,13 +66,17 @@ def predict_points(
 
 
 def predict_on_machines(workload: Workload, machines: Mapping[str, Machine], grid: Grid) -> tuple[list[Record], Record]:
+    """Return ``compared`` of predictions of a grid on each of several machines. Raises ``ConfigError``."""
+    return compared({name: predict_grid(workload, machine, grid) for name, machine in machines.items()})
+
+
+def compared(predicted: Mapping[str, Predicted]) -> tuple[list[Record], Record]:
     """Return ``predict_points`` of each of several machines, with what each gains over the first of them.
 
     Points and best points say their ``machine``. ``upgrades`` in the summary has, for each number of devices, batch,
     rule and norm, how many times as fast the best step is as the first machine's, with its interval: what is uncertain
     about the workload holds on both, and what is uncertain about a machine on that alone.
     """
-    predicted = {name: predict_grid(workload, machine, grid) for name, machine in machines.items()}
     summaries = {name: each.summary() for name, each in predicted.items()}
     summary = next(iter(summaries.values()))
     summary |= {
@@ -83,7 +87,7 @@ def predict_on_machines(workload: Workload, machines: Mapping[str, Machine], gri
     first, *others = (_fastest(each.rows) for each in predicted.values())
     summary["upgrades"] = [
         _upgrade(name, first[key], row)
-        for name, fastest in zip([*machines][1:], others, strict=True)
+        for name, fastest in zip([*predicted][1:], others, strict=True)
         for key, row in fastest.items()
         if row.plan.devices > 1
     ]

@@ -127,7 +127,7 @@ def width_of(machine: Machine, schedule: Schedule) -> IntervalWidth:
         script=workload.ddp is not None,
     )
     widths_by_group = {width.group: width for width in machine.interval_widths}
-    if any(width.clusters for width in machine.interval_widths):
+    if group not in widths_by_group and any(width.clusters for width in machine.interval_widths):
         group = cell_of(machine, schedule)
     return widths_by_group.get(group) or widths_by_group.get(_any(group)) or IntervalWidth(group=group, factor=1.0)
 

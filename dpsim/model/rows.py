@@ -231,8 +231,16 @@ def alone_of(plan: Plan, *, weak: bool) -> Plan:
 
 def best_of(rows: Sequence[PredictedRow]) -> list[Record]:
     """Return the fastest of the rows that differ in their threshold alone, with the thresholds that may be as fast."""
-    groups = grouped(rows, lambda row: (row.lone.plan, row.plan.strategy, row.layout))
-    return [_best(group) for group in groups.values()]
+    return [_best(group) for group in _by_threshold(rows)]
+
+
+def fastest_of(rows: Sequence[PredictedRow]) -> list[PredictedRow]:
+    """Return the fastest of the rows that differ in their threshold alone."""
+    return [min(group, key=lambda row: row.step_s) for group in _by_threshold(rows)]
+
+
+def _by_threshold(rows: Sequence[PredictedRow]) -> list[list[PredictedRow]]:
+    return [*grouped(rows, lambda row: (row.lone.plan, row.plan.strategy, row.layout)).values()]
 
 
 def _best(rows: Sequence[PredictedRow]) -> Record:

@@ -6,19 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
+import numpy as np
 
+from dpsim import processor
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.machine import AllreduceCost, Machine
+from dpsim.machine import NODE, AllreduceCost, Machine
 from dpsim.model.deferring import observed_gain
 from dpsim.model.explanation import Explanation, summed, without_parts
+from dpsim.model.ledger import Run, job_of
 from dpsim.model.link_fit import rate_of_time
 from dpsim.model.observed import LEAST_STEPS, Steps, observed_parts
+from dpsim.model.past import Job
 from dpsim.model.points import plan_one
 from dpsim.model.step import price, scheduled
 from dpsim.model.thresholds import plan_thresholds
 from dpsim.schedule import Schedule
 from dpsim.setting import Grid
+from dpsim.strategy import Zero3
 from dpsim.torch.script.watched import WatchedRank, observed, watched_workload
 from dpsim.units import format_duration
 from dpsim.workload import Workload
@@ -115,6 +120,47 @@ def watched(ranks: Sequence[WatchedRank], notes: Sequence[str] = ()) -> Watched:
     except ConfigError as error:
         return replace(seen, untuned=error.given)
     return replace(seen, caps=caps)
+
+
+def run_of(seen: Watched, at: str) -> Run:
+    """Return the job as a run that began ``at`` a moment: the median of the steps in which every rank had a core.
+
+    Where no rank tells that, all steps count.
+    """
+    first, steps = seen.ranks[0], Steps(observed(seen.ranks))
+    step_s = steps.step_s if steps.clean is None else steps.step_s[steps.clean.all(axis=0)]
+    here = first.ranks_here == first.ranks
+    layout = str(first.ranks) if here else f"{first.ranks // first.ranks_here}x{first.ranks_here}"
+    return Run(
+        job=_job(seen, layout, NODE if here and first.device == "cpu" else ""),
+        step_s=float(np.median(step_s)) if len(step_s) else 0.0,
+        steps=len(step_s),
+        name=f"{first.run} from {at}",
+        at=at,
+        version=first.torch,
+    )
+
+
+def _job(seen: Watched, layout: str, network: str) -> Job:
+    first = seen.ranks[0]
+    device = first.device_name or processor.model()
+    if seen.workload is None:
+        return Job(
+            parameters=first.parameters_sha256[:16],
+            optimizer=first.optimizer,
+            strategy=Zero3().text,
+            layout=layout,
+            local_batch=first.local_batch,
+            accumulate=first.accumulate,
+            fusion_rule="fsdp",
+            cap="",
+            wire="",
+            device=device,
+            network=network,
+        )
+    grid = Grid.of(devices=layout, local_batch=first.local_batch)
+    plan, _ = plan_one(seen.workload, _machine(first, 0.0, _FAST), grid)
+    return job_of(seen.workload, plan, network, device)
 
 
 def _notes(ranks: Sequence[WatchedRank]) -> tuple[str, ...]:

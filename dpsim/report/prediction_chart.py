@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def scaling_chart(points: Sequence[Point], best: Sequence[Point], *, weak: bool)
     first = [_point_of(each, points) for each in next(iter(curves.values()))]
     efficiency = _curves(
         curves,
-        lambda each: (each["scaling_efficiency"], *(each[f"speedup_{end}"] / each["devices"] for end in _ENDS)),
+        lambda each: (each["scaling_efficiency"], *(each[end] / each["devices"] for end in _SPEEDUPS)),
         common,
         title="Scaling efficiency",
         subtitle="speedup over the number of devices; the band is the interval of the speedup",
@@ -45,7 +46,7 @@ def scaling_chart(points: Sequence[Point], best: Sequence[Point], *, weak: bool)
     of_training = [
         _curves(
             curves,
-            lambda each, name=name: (each[name], *(each[f"{name}_{end}"] for end in _ENDS)),
+            functools.partial(_with_ends, name),
             common | {"y_text": amount},
             title=title,
             subtitle="of all samples; the band is its interval"
@@ -59,7 +60,11 @@ def scaling_chart(points: Sequence[Point], best: Sequence[Point], *, weak: bool)
     return Chart(panels=[efficiency, shares, *of_training], height_in=4.4)
 
 
-_ENDS = ("low", "high")
+def _with_ends(name: str, point: Point) -> tuple[float, float, float]:
+    return point[name], point[f"{name}_low"], point[f"{name}_high"]
+
+
+_SPEEDUPS = ("speedup_low", "speedup_high")
 _OF_TRAINING = {"hours": "Hours", "cost": "Cost", "tokens_per_s": "Tokens a second"}
 
 

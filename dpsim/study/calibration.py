@@ -15,6 +15,7 @@ from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
 from dpsim.collective import Collective, CollectiveKind, Layout, parse_devices
 from dpsim.constraints import FSDP, LIBRARIES, Runtime, check, possible
+from dpsim.dates import stamp
 from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, Selection
@@ -25,7 +26,7 @@ from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
 from dpsim.strategy import parse_strategy
 from dpsim.study.cases import run
-from dpsim.study.environment import environment, stamp
+from dpsim.study.environment import environment
 from dpsim.study.profile import AT_S, TICK_S, slowdown
 from dpsim.study.rows import CalibratedCollective, CalibratedLoad, Rows, Series
 from dpsim.study.scatter import later_error, median_error

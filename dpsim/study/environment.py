@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import subprocess
-from datetime import UTC, datetime
 
 from dpsim import installation, processor
 from dpsim.launch import jobs
@@ -49,11 +48,6 @@ def blas_threads() -> int:
     """Threads of BLAS on a rank that dpsim starts."""
     threads = _rank_variables()["OPENBLAS_NUM_THREADS"]
     return int(threads) if threads.isdigit() else 1
-
-
-def stamp() -> str:
-    """The present time in UTC, to the millisecond, as records carry it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def cores() -> int:

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from dpsim import codec
 from dpsim.comm.group import quiet_barrier
+from dpsim.dates import stamp
 from dpsim.machine import Selection
 from dpsim.model.version import MODEL_VERSION
 from dpsim.progress import Progress
 from dpsim.study.calibration import CalibrateConfig
 from dpsim.study.disturbance import Watcher
-from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs, Needed, declared
 from dpsim.study.loop import rounds, until_known
 from dpsim.study.profile import bare_workload, narrow, profiled_slowdowns, profiled_workload

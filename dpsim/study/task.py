@@ -9,6 +9,7 @@ from typing import Any
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.constraints import FSDP, HOOK
+from dpsim.dates import stamp
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine
 from dpsim.progress import Progress
@@ -16,7 +17,6 @@ from dpsim.records.sweep import Experiment, MeasuredPoint, Predictions
 from dpsim.setting import Setting
 from dpsim.strategy import parse_strategy
 from dpsim.study.calibration import CalibrateConfig
-from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs, Needed
 from dpsim.study.rows import CalibratedCollective, ProfiledBatch
 from dpsim.torch.script.request import Part, ScriptRequest

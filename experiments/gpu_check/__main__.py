@@ -19,6 +19,7 @@ import msgspec
 
 from dpsim.comm.cuda.available import simulating
 from dpsim.comm.cuda.driver import Driver, ask
+from dpsim.dates import stamp
 from dpsim.experiments.command import ended, parser, tell
 from dpsim.experiments.gpu_check import parts
 from dpsim.experiments.gpu_check.journal import Journal
@@ -26,7 +27,7 @@ from dpsim.experiments.gpu_check.probes import gpus, kernel_driver, probe_all
 from dpsim.experiments.gpu_check.record import table
 from dpsim.launch import rank_info, rank_process, scratch
 from dpsim.records.sweep import Environment
-from dpsim.study.environment import environment, stamp
+from dpsim.study.environment import environment
 
 
 def main() -> int:

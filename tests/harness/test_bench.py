@@ -20,6 +20,7 @@ from ranks_bench import SingleRank
 
 from dpsim import codec
 from dpsim.columns import columns_of
+from dpsim.dates import stamp
 from dpsim.errors import CommunicationError, ConfigError, FileFormatError
 from dpsim.experiments import results_page
 from dpsim.harness.bench import measure
@@ -32,7 +33,7 @@ from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.records.bench_result import BenchPoint
 from dpsim.report.bench import warnings
 from dpsim.report.bench_tables import placements
-from dpsim.study.environment import environment, stamp
+from dpsim.study.environment import environment
 from dpsim.study.runners.allreduce import systems, turns
 from dpsim.study.runners.allreduce.algorithms import bench_algorithms
 

@@ -108,19 +108,34 @@ def test_studies_are_kept_by_machine_each_once(studies: Path) -> None:
 
 
 def test_the_oldest_studies_are_forgotten(studies: Path) -> None:
-    for number in range(past.MOST_STUDIES + 5):
+    for number in range(past.MOST + 5):
         past.add("a processor", 2, [study(number, 0.5)])
     kept = [row.study for row in past.load("a processor", 2)]
-    assert len(kept) == past.MOST_STUDIES and kept[0] == "study 5"
+    assert len(kept) == past.MOST and kept[0] == "study 5"
 
 
-def test_a_damaged_file_counts_as_no_study_and_is_replaced(studies: Path) -> None:
+def test_a_long_file_is_shortened_by_its_oldest_entries_and_loses_no_damaged_line(
+    studies: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (studies / past.FILE).parent.mkdir()
+    (studies / past.FILE).write_bytes(b"{cut off\n")
+    for number in range(past.MOST + 5):
+        past.add("a processor", 2, [study(number, 0.5)])
+    monkeypatch.setattr(past, "_MOST_BYTES", 10)
+    past.add("another processor", 2, [study(1, 0.5)])
+    lines = (studies / past.FILE).read_bytes().splitlines()
+    assert len(lines) == past.MOST + 2 and lines[0] == b"{cut off"
+    assert past.load("a processor", 2)[0].study == "study 5" and len(past.load("another processor", 2)) == 1
+
+
+def test_a_damaged_line_counts_as_no_study_and_stays(studies: Path) -> None:
     past.add("a processor", 2, [study(1, 0.5)])
-    (path,) = studies.glob("*.json")
-    path.write_text("{", encoding="utf-8")
+    path = studies / past.FILE
+    path.write_bytes(path.read_bytes()[:-20])  # as where the process was killed
     assert past.load("a processor", 2) == ()
     past.add("a processor", 2, [study(2, 0.5)])
     assert [row.study for row in past.load("a processor", 2)] == ["study 2"]
+    assert past.read().damaged == 1 and len(path.read_bytes().splitlines()) == 2
 
 
 def test_a_folder_that_cannot_be_made_loses_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

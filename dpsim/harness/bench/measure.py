@@ -13,13 +13,14 @@ import msgspec
 import numpy as np
 import psutil
 
+from dpsim.dates import stamp
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.launch import rank_info
 from dpsim.launch.resident_job import Job
 from dpsim.launch.scratch import scratch
 from dpsim.progress import Progress
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
-from dpsim.study.environment import environment, stamp
+from dpsim.study.environment import environment
 from dpsim.study.loop import StopRule, in_turns
 from dpsim.study.runners.allreduce.algorithms import check_algorithms, label
 from dpsim.study.runners.allreduce.systems import SystemLaunch, rank_argument, systems

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from dpsim import codec
+from dpsim.dates import stamp
 from dpsim.errors import FileFormatError
 from dpsim.harness.quality.fits import Runs, cases, compare_gap, compare_steps, convergence, predict_gap, predict_steps
 from dpsim.model.version import MODEL_VERSION
@@ -31,7 +32,7 @@ from dpsim.records.quality import (
     read_quality,
 )
 from dpsim.study.cases import run_side_by_side
-from dpsim.study.environment import environment, stamp
+from dpsim.study.environment import environment
 
 CONVERGENCE = "convergence.json"
 

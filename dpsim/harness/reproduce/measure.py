@@ -10,6 +10,7 @@ import numpy as np
 
 from dpsim import codec
 from dpsim.data import load_dataset
+from dpsim.dates import stamp
 from dpsim.dtypes import UNIT_ROUNDOFF
 from dpsim.errors import ConfigError
 from dpsim.harness.reproduce.difference import StepDump, explained, first_difference, relative
@@ -41,7 +42,7 @@ from dpsim.runtime.micro_batches import plan_partial_sums
 from dpsim.strategy import SYNCHRONOUS
 from dpsim.study import models
 from dpsim.study.cases import run as run_on_ranks
-from dpsim.study.environment import environment, stamp
+from dpsim.study.environment import environment
 
 _AtStep = tuple[Plan, int]
 """A plan and a step of its training, from 1."""

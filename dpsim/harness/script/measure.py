@@ -14,6 +14,7 @@ import psutil
 
 from dpsim import codec
 from dpsim.constraints import HOOK
+from dpsim.dates import stamp
 from dpsim.errors import ConfigError
 from dpsim.folder_lock import locked
 from dpsim.harness.script.experiment import MOST_CAPS, check_python, completed, most_devices, on_gpus, shards
@@ -35,7 +36,7 @@ from dpsim.model.step import price, scheduled
 from dpsim.progress import Progress
 from dpsim.records.comparison import SweepData
 from dpsim.records.sweep import Environment, Experiment, Predictions, read_predictions
-from dpsim.study.environment import environment, stamp
+from dpsim.study.environment import environment
 from dpsim.study.inputs import SCHEMA, Inputs
 from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.runners.job_ranks import JobRanks

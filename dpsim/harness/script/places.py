@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dpsim.dates import stamp
 from dpsim.grouping import grouped
 from dpsim.model.residuals import all_widths
 from dpsim.model.version import MODEL_VERSION
 from dpsim.records.sweep import Environment, Experiment
 from dpsim.setting import Setting
 from dpsim.study.calibration import CalibrateConfig
-from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs
 from dpsim.study.profile import ProfileConfig
 from dpsim.units import ITEM_BYTES

@@ -10,6 +10,7 @@ from typing import cast
 import msgspec
 
 from dpsim.data import load_dataset
+from dpsim.dates import stamp
 from dpsim.fields import shared
 from dpsim.grouping import grouped
 from dpsim.harness.sweep.questions import QUESTIONS
@@ -23,7 +24,6 @@ from dpsim.plan import OVERLAPS, Overlap, Plan
 from dpsim.records.sweep import Environment, Experiment, PredictedPoint, Predictions
 from dpsim.setting import FIELDS, OVERLAP_CHOICES, Setting
 from dpsim.study.calibration import MECHANISMS
-from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs, Needed, Prepared, prepared, seconds_of_kind
 from dpsim.workload import Workload
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from dpsim import codec
+from dpsim.dates import stamp
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.folder_lock import locked
 from dpsim.harness.quality.fits import cases
@@ -39,7 +40,7 @@ from dpsim.records.sweep import (
 from dpsim.report.sweep.write import write_report
 from dpsim.setting import FIELDS, Grid
 from dpsim.study.cases import run
-from dpsim.study.environment import environment, stamp
+from dpsim.study.environment import environment
 from dpsim.study.inputs import Inputs, preparation_s, prepared
 from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.task import Samples, SweepTask, samples_before

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dpsim import codec, rng
 from dpsim.data import Dataset, load_dataset
 from dpsim.data.sharding import check_batch
+from dpsim.dates import stamp
 from dpsim.errors import ConfigError
 from dpsim.machine import Network as Link
 from dpsim.model.statistics_divergence import (
@@ -32,7 +33,6 @@ from dpsim.records.quality import DivergencePoint, DivergenceStudy, Evaluation, 
 from dpsim.replica import Array, Batch
 from dpsim.runtime.trainer import Trainer
 from dpsim.study.cases import share
-from dpsim.study.environment import stamp
 from dpsim.study.rows import rounded
 
 Values = NDArray[np.float64]

@@ -19,13 +19,13 @@ from msgspec.structs import replace
 from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.constraints import HOOK
+from dpsim.dates import stamp
 from dpsim.errors import ConfigError
 from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.setting import Setting
 from dpsim.study.calibration import TIME_S
 from dpsim.study.emulation import Watched, machine_cores
-from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs
 from dpsim.study.loop import LEAST_ROUNDS, rounds, until_known
 from dpsim.study.measure import WARM_UP_ROUNDS, Visited, measure

@@ -71,6 +71,8 @@ class Recorded:
     shard_update_s: float | None = None
     """Seconds of the part of an update that grows with a rank's shard; None: all of it."""
     memory: StepMemory | None = None
+    device: str = ""
+    """The model of the device that trained."""
 
 
 _LEAST_CLEAN = 2
@@ -139,6 +141,7 @@ def workload_of(recorded: Recorded) -> Workload:
             recorded.ddp, gradients=memory.gradients if memory else "", recomputes=recomputed_s > 0
         ),
         update_bytes=round(memory.update_bytes * recorded.shards) if memory else 0,
+        device=recorded.device,
     )
 
 

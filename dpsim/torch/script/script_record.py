@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from dpsim import processor
 from dpsim.codec import Noun
 from dpsim.ddp_settings import DdpSettings, ShardedUnit
 from dpsim.errors import ConfigError
@@ -37,7 +38,10 @@ class ReducedParameter(Noun, frozen=True):
 
 
 class DdpRecord(Noun, frozen=True):
-    """What a DDP model was given, and what it logs; ``rebuilt`` has its buckets, if it logs their members."""
+    """What a DDP model was given, and what it logs; ``rebuilt`` has its buckets, if it logs their members.
+
+    ``device_name`` is the model of a GPU, and empty on a processor.
+    """
 
     torch: str
     device: str
@@ -51,6 +55,9 @@ class DdpRecord(Noun, frozen=True):
     static_graph: bool
     state_bytes: int
     joins: bool
+    parameters_sha256: str = ""
+    optimizer: str = ""
+    device_name: str = ""
 
     @property
     def options(self) -> DdpOptions:
@@ -131,6 +138,9 @@ class ShardsRecord(Noun, frozen=True):
     update_s: float | None
     replicas: int = 1
     frozen_bytes: int = 0
+    parameters_sha256: str = ""
+    optimizer: str = ""
+    device_name: str = ""
 
 
 class ScriptRecord(Noun, frozen=True):
@@ -221,6 +231,8 @@ def _recorded_of_shards(record: ScriptRecord, model: ShardsRecord, request: Scri
         units=model.units,
         replicas=model.replicas,
         frozen_bytes=model.frozen_bytes,
+        parameters_sha256=model.parameters_sha256,
+        optimizer=model.optimizer,
         sync_batch_norm=record.sync_batch_norm,
         own_collectives=len(_own_collectives(record)),
     )
@@ -264,6 +276,7 @@ def _recorded(
         input_workers=record.input_workers,
         load_s_per_sample=record.load_s_per_sample,
         memory=record.memory,
+        device=model.device_name or processor.model(),
         **shards,
     )
 

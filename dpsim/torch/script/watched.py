@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from dpsim import processor
 from dpsim.model.observed import Observed, ObservedRank, ObservedStep, Steps
 from dpsim.torch.script.probe.steps import RecordedStep
 from dpsim.torch.script.recorded import Recorded, workload_of
@@ -15,7 +16,7 @@ from dpsim.torch.script.script_record import DdpRecord, numbers
 from dpsim.workload import Workload
 
 
-class WatchedRank(DdpRecord, frozen=True):
+class WatchedRank(DdpRecord, frozen=True, kw_only=True):
     """The record of one rank.
 
     ``run`` is the same for all ranks of one attempt of a job. ``reason`` says why watching ended early; it is empty
@@ -48,6 +49,7 @@ class WatchedRank(DdpRecord, frozen=True):
     units: int = 0
     gather_bytes: tuple[int, ...] = ()
     reduce_scatter_bytes: tuple[int, ...] = ()
+    sharded_optimizer: bool = False
 
     @property
     def bucket_bytes(self) -> tuple[int, ...]:
@@ -98,10 +100,11 @@ def watched_workload(ranks: Sequence[WatchedRank], steps: Steps) -> Workload:
             first_parameter=first,
             buckets=rank.buckets,
             steps=(*map(_whole, rank.steps, rank.last_backward_s, [rank] * len(rank.steps)), _gradients(rank)),
-            ddp=rank.settings(devices=rank.ranks, accumulate=rank.accumulate),
+            ddp=rank.settings(devices=rank.ranks, accumulate=rank.accumulate, sharded_optimizer=rank.sharded_optimizer),
             state_bytes=rank.state_bytes,
             optimizer_slots=rank.optimizer_slots,
             input_workers=rank.input_workers,
+            device=rank.device_name or processor.model(),
         )
     )
 

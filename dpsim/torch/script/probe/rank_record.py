@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ def rank_record(watcher: Any, reason: str) -> dict[str, Any]:
         "accumulate": watcher.accumulate,
         **(_units_record(ddp) | watcher.sizes if sharded else ddp_record(ddp)),
         "optimizer_slots": None if sharded else optimizer_slots(watcher.optimizer, ddp.module),
+        **identity(ddp, watcher.optimizer),
+        "sharded_optimizer": type(watcher.optimizer).__name__ == "ZeroRedundancyOptimizer",
         "input_workers": getattr(watcher.loader, "_num_workers", 0),
     }
 
@@ -74,6 +77,29 @@ def _units_record(root: Any) -> dict[str, Any]:
         "joins": False,
         "state_bytes": state_bytes(root),
         "units": len(sizes),
+    }
+
+
+def identity(model: Any, optimizer: Any) -> dict[str, str]:
+    """Return what tells a training from others, whatever its paths and versions are.
+
+    These are a digest of the names, shapes and types of the parameters that are trained, in their order; the
+    optimizer's class with the arrays that it keeps of each; and the model of the GPU.
+    """
+    left_out = getattr(model, "parameters_to_ignore", ())
+    parameters = [
+        f"{name} {tuple(each.shape)} {type_name(each.dtype)}"
+        for name, each in model.module.named_parameters()
+        if each.requires_grad and name not in left_out
+    ]
+    inner = getattr(optimizer, "optim", optimizer)  # of a ZeroRedundancyOptimizer
+    state = getattr(inner, "state", {}).values()
+    arrays = {name for kept in state for name, each in kept.items() if isinstance(each, torch.Tensor) and each.dim()}
+    on_gpu = model.device_type == "cuda"
+    return {
+        "parameters_sha256": hashlib.sha256("\n".join(parameters).encode()).hexdigest(),
+        "optimizer": "" if inner is None else f"{type(inner).__name__}({', '.join(sorted(map(str, arrays)))})",
+        "device_name": torch.cuda.get_device_name() if on_gpu else "",
     }
 
 

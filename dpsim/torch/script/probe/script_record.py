@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dpsim.torch.script.probe.fsdp import ShardedModel, plain_update_s
-from dpsim.torch.script.probe.rank_record import ddp_record, optimizer_slots, state_bytes, type_name
+from dpsim.torch.script.probe.rank_record import ddp_record, identity, optimizer_slots, state_bytes, type_name
 from dpsim.torch.script.probe.record import Recorder
 
 
@@ -30,33 +30,35 @@ def script_record(recorder: Recorder) -> dict[str, Any]:
         "input_workers": recorder.input_workers,
         "load_s_per_sample": recorder.load_s_per_sample,
         "memory": recorder.memory and asdict(recorder.memory),
-        **(_shards_record(model, optimizer) if isinstance(model, ShardedModel) else {"ddp": ddp_record(model)}),
+        **(
+            {"shards": _shards_record(model, optimizer) | identity(model, inner)}
+            if isinstance(model, ShardedModel)
+            else {"ddp": ddp_record(model) | identity(model, inner)}
+        ),
     }
 
 
 def _shards_record(model: ShardedModel, optimizer: Any) -> dict[str, Any]:
     """What was recorded of a model of ``fully_shard``: a ``dpsim.torch.script.script_record.ShardsRecord``."""
     return {
-        "shards": {
-            "torch": str(torch.__version__),
-            "device": model.device_type,
-            "units": [unit._asdict() for unit in model.units],
-            "parameters": [
-                {
-                    "name": each.name,
-                    "module": each.unit,
-                    "shape": tuple(each.shard.shape),
-                    "dtype": type_name(each.shard.dtype),
-                    "gather_dtype": type_name(each.gathered),
-                    "reduce_dtype": type_name(each.reduced),
-                }
-                for each in model.parameters
-            ],
-            "state_bytes": state_bytes(model),
-            "frozen_bytes": model.frozen_bytes,
-            "update_s": plain_update_s(optimizer),
-            "replicas": model.replicas,
-        }
+        "torch": str(torch.__version__),
+        "device": model.device_type,
+        "units": [unit._asdict() for unit in model.units],
+        "parameters": [
+            {
+                "name": each.name,
+                "module": each.unit,
+                "shape": tuple(each.shard.shape),
+                "dtype": type_name(each.shard.dtype),
+                "gather_dtype": type_name(each.gathered),
+                "reduce_dtype": type_name(each.reduced),
+            }
+            for each in model.parameters
+        ],
+        "state_bytes": state_bytes(model),
+        "frozen_bytes": model.frozen_bytes,
+        "update_s": plain_update_s(optimizer),
+        "replicas": model.replicas,
     }
 
 
