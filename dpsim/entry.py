@@ -38,16 +38,21 @@ def predict(
     *,
     devices: int | str | None = None,
     threshold: float | None = None,
+    ledger: bool = False,
     **settings: Unpack[PredictionSettings],
 ) -> Prediction:
     """Predict one step; workload and machine may be files.
 
     With ``devices`` (8, or a layout: "2x4"), ``threshold`` in bytes and the other ``settings`` that
     ``dpsim.model.predict_points`` takes, the defaults are those of ``dpsim predict``. A ``plan`` is predicted as it is
-    written. Raises ``ConfigError`` and ``FileFormatError``.
+    written. With ``ledger`` the prediction is kept, to be scored by a run of it (docs/ledger.md). Raises
+    ``ConfigError`` and ``FileFormatError``.
     """
-    from dpsim.model import for_prediction, predict_one
-    from dpsim.model import predict as predict_plan
+    from dpsim.dates import stamp
+    from dpsim.model import for_prediction
+    from dpsim.model import ledger as kept
+    from dpsim.model.points import plan_one
+    from dpsim.model.rows import PredictedRow
     from dpsim.setting import Grid
 
     known_workload = read_workload(workload) if isinstance(workload, (Path, str)) else workload
@@ -56,14 +61,17 @@ def predict(
         known_machine = for_prediction(known_workload, known_machine)
     if plan is None and devices is not None:
         grid = Grid.of(devices=devices, fusion_threshold_bytes=threshold, **settings)
-        return predict_one(known_workload, known_machine, grid)
-    if plan is None or devices is not None or threshold is not None or settings:
+        plan, _ = plan_one(known_workload, known_machine, grid)
+    elif plan is None or devices is not None or threshold is not None or settings:
         raise ConfigError(
             "neither a plan nor devices" if plan is None else "a plan and other settings",
             allowed="a dpsim.Plan alone, or devices=8 and other settings",
             remedy='write it like dpsim.predict("w.json", "m.json", devices=8, global_batch=64)',
         )
-    return predict_plan(known_workload, known_machine, plan)
+    row = PredictedRow(workload=known_workload, machine=known_machine, plan=plan)
+    if ledger:
+        kept.keep("python", [row], stamp(), {"workload": known_workload, "machine": known_machine})
+    return row.prediction
 
 
 def sweep(experiment: Experiment | Path | str, folder: Path | str, progress: Progress = no_progress) -> SavedResult:
