@@ -59,10 +59,10 @@ OWN_TESTS = {
         "reproduce --against",
         "bench allreduce --peer-env",
     ),
-    *("report --check", "report --page"),
+    *("report --check", "report --page", "report --ledger", "report --share"),
     *(f"reproduce --{flag}" for flag in ("torch-script", "python", "script-may-write", "resume-on")),
     *(f"explain --{flag}" for flag in ("torch-script", "trace", "devices", "steps", "network", "json-line")),
-    *("explain --script-may-write", "explain --workload", "explain --wait-until-quiet"),
+    *("explain --samples", "explain --script-may-write", "explain --workload", "explain --wait-until-quiet"),
     *(
         "predict --target-loss",
         "predict --collective",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -18,6 +20,7 @@ from dpsim.model.two_steps import ANY_LINK, explain_steps, layers_of
 from dpsim.plan import Plan
 from dpsim.workload import Workload
 
+Dpsim = Callable[..., tuple[int, str, str]]
 BYTES = 400e6
 
 
@@ -149,3 +152,29 @@ def test_steps_that_no_link_explains_are_refused_with_what_else_to_give() -> Non
     with pytest.raises(ConfigError, match="these steps tell no link") as refused:
         explain_steps(layers_of(BYTES), None, rows)
     assert "--network-log" in refused.value.remedy
+
+
+def test_hours_are_taken_with_steps_or_samples(dpsim: Dpsim) -> None:
+    asked = ["explain", "--parameters", "60000000", "--measured", "1:80h,4:150h", "--json"]
+    code, out, err = dpsim(*asked)
+    assert code == 2 and not out and "--steps 90000" in err and "--samples 1.28M" in err
+    step_s = []
+    for more in ("--steps 300000", "--samples 9.6M"):
+        code, out, _ = dpsim(*asked, *more.split(), "--local-batch", "32")
+        answer = json.loads(out)
+        assert code == 0 and "trains 4 times the samples" in answer["summary"]["notes"][0]
+        step_s.append(answer["summary"]["step_s"])
+    assert step_s == pytest.approx([1.8, 7.2])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--measured 1:80h,4:150h --steps 3 --samples 3 --local-batch 2", "--steps and --samples"),
+        ("--measured 1:80/s,4:150/s --samples 3 --local-batch 2", "--measured 1:80/s with --steps or --samples"),
+        ("--measured 1:80h,4:150h --samples some --local-batch 2", "--samples 'some' is not understood"),
+    ],
+)
+def test_trainings_that_contradict_themselves_are_one_message(dpsim: Dpsim, flags: str, said: str) -> None:
+    code, out, err = dpsim("explain", "--parameters", "60000000", *flags.split())
+    assert code == 2 and not out and said in err and "Traceback" not in err

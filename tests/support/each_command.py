@@ -67,7 +67,6 @@ OF_COMMAND = {
     "profile --free": f"compute,bandwidth {STEPS}",
     "predict --find": "bucket",
     "predict --target": "efficiency=90% --find devices",
-    "explain --samples": "1.28M --local-batch 4",
     "predict --samples": "1.28M",
     "predict --tokens-per-sample": "2048",
     "predict --epochs": "90 --samples 1.28M",
