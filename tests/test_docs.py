@@ -33,6 +33,9 @@ _ANSWERS = {
         "gradients in 16 bits would save 155 ms": "gradients sent in 16 bits (fp16_compress_hook): 155 ms less",
     },
     "Which bucket size?": dict.fromkeys(["fastest at threshold 0 (no certain difference: 1 MiB, 16 MiB)"]),
+    "How many hours, what cost?": {
+        "take 53.8 (41.1 to 69.8) hours and cost 387": "take 53.8 (41.1 to 69.8) hours and cost 387",
+    },
     "Would a faster network pay?": dict.fromkeys(["134 ms instead of 187 ms: 1.40 times as fast (1.00 to 1.96)"]),
 }
 """Parts of the README's answers, and the words of the command's output, where they differ."""
@@ -51,7 +54,7 @@ def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
             done = subprocess.run(
                 ["bash", "-e", "-o", "pipefail", "-c", text],
                 cwd=tmp_path,
-                env=os.environ | {"PATH": path, "COLUMNS": "120"},
+                env=os.environ | {"PATH": path, "COLUMNS": "120", "CI": "", "DPSIM_LEDGER": "on"},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -60,6 +63,7 @@ def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
             )
             assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
             assert "Traceback" not in done.stderr, f"{text}\n{done.stderr}"
+            assert page.stem != "ledger" or "2 predictions scored" in done.stdout, done.stdout
         else:
             assert language in ("text", "toml", "json", ""), f"a block {language!r} that nobody runs:\n{text}"
 
@@ -93,7 +97,7 @@ def test_the_readme_shows_what_predict_prints(dpsim: Dpsim, monkeypatch: pytest.
     """Each answer that a command gives from files or flags alone."""
     monkeypatch.chdir(ROOT)
     shown = re.findall(r"^\*\*(.*?)\*\* (.*)\n\n```sh\ndpsim ([^`]*)```", README, re.MULTILINE)
-    assert len(shown) == 6
+    assert len(shown) == 7
     for question, answer, arguments in shown:
         if parts := _ANSWERS.get(question):
             code, printed, err = dpsim(*shlex.split(arguments.replace("\\\n", " ")))
