@@ -19,6 +19,7 @@ from dpsim.errors import ConfigError, DpsimError
 if TYPE_CHECKING:
     from dpsim.model.ledger import Scored
     from dpsim.model.watch import Watched
+    from dpsim.study.disturbance import Block
 
 
 class Answer(NamedTuple):
@@ -73,9 +74,15 @@ def _answer(job: subprocess.Popen[bytes], folder: Path, at: str) -> Answer:
     from dpsim.comm.clock import now
     from dpsim.launch import watched_job
     from dpsim.launch.workers import computed
+    from dpsim.study.disturbance import JobBlocks
     from dpsim.torch.script.watch_records import complete
 
-    task = functools.partial(said, watched_job.records(job, folder, complete), at)
+    others = JobBlocks(job.pid)
+    files = watched_job.records(job, folder, complete, others.look)
+    until_s = now()
+    while not (others.reach(until_s) or watched_job.ends_within(job, _POLL_S)):
+        others.look()
+    task = functools.partial(said, files, at, tuple(others.blocks))
     try:
         answer = computed(task, lambda: watched_job.ends_within(job, _POLL_S), _NICE) if job.poll() is None else None
         if answer is None:
@@ -116,8 +123,11 @@ def _nothing(reason: str) -> Answer:
     return Answer(f"dpsim: {reason}", line, "{}")
 
 
-def said(files: Sequence[Path], at: str) -> Answer:
-    """Return what the records in these files say of the job, which began ``at``, and the ledger of its prediction."""
+def said(files: Sequence[Path], at: str, blocks: Sequence[Block] = ()) -> Answer:
+    """Return what the records in these files say of the job, which began ``at``, and the ledger of its prediction.
+
+    ``blocks`` say when other processes left it the cores.
+    """
     from dpsim import codec
     from dpsim.dates import stamp
     from dpsim.model.ledger import score
@@ -143,7 +153,7 @@ def said(files: Sequence[Path], at: str) -> Answer:
             )
         ranks, left_out = paired(records)
         seen = watched(ranks, (*unused, *left_out))
-        scored = score([run_of(seen, at)], stamp())
+        scored = score([run_of(seen, at, blocks)], stamp())
         return Answer(_text(seen, scored), _json_line(seen, scored), codec.to_json(own.logged(seen), indent=None))
     except DpsimError as error:
         return _nothing(str(error))

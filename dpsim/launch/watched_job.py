@@ -74,11 +74,17 @@ def environment(folder: Path | None, steps: int, program: str = "python") -> dic
     return own | {VARIABLE: f"{steps}:{folder}", "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def records(job: subprocess.Popen[bytes], folder: Path, complete: Callable[[Sequence[Path]], bool]) -> tuple[Path, ...]:
-    """Return the files that the job's ranks have left once they are ``complete``, or no more will come."""
+def records(
+    job: subprocess.Popen[bytes], folder: Path, complete: Callable[[Sequence[Path]], bool], look: Callable[[], None]
+) -> tuple[Path, ...]:
+    """Return the files that the job's ranks have left once they are ``complete``, or no more will come.
+
+    ``look`` is called again and again meanwhile.
+    """
     first_s, before = math.inf, tuple[Path, ...]()
     while True:
         ended = ends_within(job, _POLL_S)
+        look()
         files = tuple(sorted(folder.glob("rank-*.json")))
         if files:
             first_s = min(first_s, now())

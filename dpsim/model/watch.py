@@ -122,13 +122,24 @@ def watched(ranks: Sequence[WatchedRank], notes: Sequence[str] = ()) -> Watched:
     return replace(seen, caps=caps)
 
 
-def run_of(seen: Watched, at: str) -> Run:
-    """Return the job as a run that began ``at`` a moment: the median of the steps in which every rank had a core.
+Span = tuple[float, float, bool]
+"""When a block of time began and ended, and whether other processes left the cores to the job in it."""
 
-    Where no rank tells that, all steps count.
+
+def run_of(seen: Watched, at: str, blocks: Sequence[Span] = ()) -> Run:
+    """Return the job as a run that began ``at`` a moment: the median of its clean steps.
+
+    In these every rank had a core. Where the ranks compute on all cores, their threads wait for each other, which is no
+    disturbance: there those steps are clean that lie in clean ``blocks``. Where nothing tells, all steps count.
     """
-    first, steps = seen.ranks[0], Steps(observed(seen.ranks))
-    step_s = steps.step_s if steps.clean is None else steps.step_s[steps.clean.all(axis=0)]
+    first, of_ranks = seen.ranks[0], observed(seen.ranks)
+    steps = Steps(of_ranks)
+    clean = np.ones(len(steps.step_s), bool) if steps.clean is None else steps.clean.all(axis=0)
+    if first.computes_on_every_core:
+        within = [tuple(rank.steps[number] for rank in of_ranks.ranks) for number in steps.kept]
+        spans = [[(each.began_s, each.ended_s) for each in step] for step in within]
+        clean = clean | np.array([_in_clean_blocks(each, blocks) for each in spans], bool)
+    step_s = steps.step_s[clean]
     here = first.ranks_here == first.ranks
     layout = str(first.ranks) if here else f"{first.ranks // first.ranks_here}x{first.ranks_here}"
     return Run(
@@ -139,6 +150,13 @@ def run_of(seen: Watched, at: str) -> Run:
         at=at,
         version=first.torch,
     )
+
+
+def _in_clean_blocks(spans: Sequence[tuple[float, float]], blocks: Sequence[Span]) -> bool:
+    """Whether a step of several ranks lies in blocks that are all clean."""
+    begin_s, end_s = min(began for began, _ in spans), max(ended for _, ended in spans)
+    around = [clean for began, ended, clean in blocks if began < end_s and ended > begin_s]
+    return bool(blocks) and blocks[0][0] <= begin_s and end_s <= blocks[-1][1] and all(around)
 
 
 def _job(seen: Watched, layout: str, network: str) -> Job:

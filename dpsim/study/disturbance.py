@@ -212,6 +212,56 @@ class Judge:
         return not stolen and others_s <= MOST_OTHERS * self._cores * wall_s
 
 
+class Block(NamedTuple):
+    """A time on this node, in seconds of ``comm.clock``, and whether other processes left the cores to a job in it."""
+
+    begin_s: float
+    end_s: float
+    clean: bool
+
+
+class JobBlocks:
+    """Marks blocks of time by what processes that are no part of a job used of the cores, while the job runs.
+
+    The job are the processes below ``process``; ``dpsim explain``, which started it, is no other one.
+    """
+
+    def __init__(self, process: int, node: Callable[[], CoreTicks | None] = node_ticks) -> None:
+        self._process, self._node = process, node
+        self._judge = Judge(crowded=True)
+        self._before: tuple[float, CoreTicks | None, dict[int, float]] | None = None
+        self.blocks: list[Block] = []
+
+    def look(self) -> None:
+        """End a block where it is long enough, and begin the next one."""
+        if self._before is not None and now() - self._before[0] < self._judge.block_s:
+            return
+        at_s, ticks, cpu = now(), self._node(), {each: cpu_s([each]) or 0.0 for each in self._processes()}
+        if self._before is not None:
+            before_s, ticks_before, cpu_before = self._before
+            if ticks is not None and ticks_before is not None:
+                own_s = sum(seconds - cpu_before.get(process, 0.0) for process, seconds in cpu.items())
+                others_s = (ticks.busy - ticks_before.busy) / TICKS_PER_S - own_s
+                seen = Seen([], ticks.stolen - ticks_before.stolen, others_s, at_s - before_s)
+                mark = self._judge.marks([seen], {0: at_s - before_s})
+                self.blocks.append(Block(before_s, at_s, mark == [True]))
+        self._before = at_s, ticks, cpu
+
+    def reach(self, moment_s: float) -> bool:
+        """Whether there are blocks up to a moment; also where nothing is counted here."""
+        nothing = self._before is not None and self._before[1] is None
+        return nothing or bool(self.blocks and self.blocks[-1].end_s >= moment_s)
+
+    def _processes(self) -> list[int]:
+        import psutil
+
+        try:
+            below = [each.pid for each in psutil.Process(self._process).children(recursive=True)]
+        except psutil.Error:  # the job has ended
+            below = []
+        return [os.getpid(), *ancestors(), self._process, *below]
+
+
 class RowMarks:
     """Keeps which values of a subject of ``Rows`` are clean, as a series of their own: ``dpsim.study.rows.CLEAN``."""
 

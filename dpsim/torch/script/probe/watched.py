@@ -20,7 +20,7 @@ from .around import SETTLED_STEPS, CoreTime, Script
 from .rank_record import rank_record
 from .waited import ShardedRoot, WaitedCollectives
 
-LONGEST_S, LEAST_STEPS = 35.0, 5
+LONGEST_S, LEAST_STEPS = 90.0, 5
 """From the first step on, watching ends after so many seconds, once there are this many steps."""
 _LOGGED_STEPS = 4
 """Watched steps on a processor for which DDP's log is read; it takes some 0.1 ms a step, and tells little more."""
