@@ -51,8 +51,7 @@ def predict(
     from dpsim.dates import stamp
     from dpsim.model import for_prediction
     from dpsim.model import ledger as kept
-    from dpsim.model.points import plan_one
-    from dpsim.model.rows import PredictedRow
+    from dpsim.model.points import plan_one, rows_of_plans
     from dpsim.setting import Grid
 
     known_workload = read_workload(workload) if isinstance(workload, (Path, str)) else workload
@@ -68,7 +67,7 @@ def predict(
             allowed="a dpsim.Plan alone, or devices=8 and other settings",
             remedy='write it like dpsim.predict("w.json", "m.json", devices=8, global_batch=64)',
         )
-    row = PredictedRow(workload=known_workload, machine=known_machine, plan=plan)
+    (row,) = rows_of_plans(known_workload, known_machine, [plan])
     if ledger:
         kept.keep("python", [row], stamp(), {"workload": known_workload, "machine": known_machine})
     return row.prediction

@@ -161,7 +161,11 @@ def _write(folder: Path, given: ReportFlags) -> None:
         if not pages and not given.json:
             print(f"tables: {', '.join(str(path) for path in written)}")
             return
-        show.result(saved, target, json=given.json, command="report", pages=pages, verbose=given.verbose)
+        scored = ledger.scored_sweep(saved.data) if saved.kind == "sweep" else None
+        more, verbose = ledger.as_record(scored), given.verbose
+        show.result(saved, target, json=given.json, command="report", pages=pages, verbose=verbose, more=more)
+        if not given.json:
+            ledger.print_scored(scored)
         if written and not given.json:
             print(f"tables: {', '.join(str(path) for path in written)}")
 

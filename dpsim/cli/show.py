@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpsim.errors import printable
@@ -112,28 +113,25 @@ def result(
     command: str,
     pages: Sequence[str] = ("html", "md"),
     verbose: bool = False,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write the ``pages`` of a result's report into ``folder``, if there is one, and print the result.
 
-    Of a sweep the ledger says how right earlier predictions of its settings were.
+    ``more`` is what else the summary of ``--json`` has.
     """
-    from dpsim.cli import ledger
     from dpsim.report.write import PAGES
 
     page = None if folder is None or not pages else folder / PAGES[pages[0]]
     if folder is not None and page is not None:
         saved.declared.report.write(folder, saved.data, pages)
-    scored = ledger.scored_sweep(saved.data) if saved.kind == "sweep" else None
     if json:
-        summary = saved.declared.report.summary(saved.data) | ledger.as_record(scored)
-        print_json(command, saved.points(), summary)
+        print_json(command, saved.points(), saved.declared.report.summary(saved.data) | more)
         return
     for shown in saved.declared.report.show(saved.data, page, verbose):
         if isinstance(shown, str):
             print(shown)
         else:
             rich(shown)
-    ledger.print_scored(scored)
 
 
 def doubts(tables: Iterable[Imported]) -> list[str]:

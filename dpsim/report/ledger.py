@@ -158,7 +158,7 @@ def waiting_table(kept: Kept) -> Table:
         Column(head="model", cell=lambda e: e.workload, left=True),
         Column(head="machine", cell=lambda e: e.machine, left=True),
         Column(head="steps", cell=lambda e: str(len(e.points) + e.left_out)),
-        Column(head="first of them", cell=lambda e: described(e.points[0].job), left=True, dispensable=1),
+        Column(head="first", cell=lambda e: described(e.points[0].job), left=True, dispensable=1),
     )
     return table(columns=of_entries, sections={"": waiting}, title="Waiting for a run")
 
