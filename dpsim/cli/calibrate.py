@@ -22,6 +22,7 @@ Examples:
   dpsim calibrate --network paced:50us,1gbit --algorithm ring,direct
   dpsim calibrate --network paced:50us,1gbit --devices 2x2
     --algorithm ring,hierarchical
+  dpsim calibrate --algorithm gloo --devices 2 --output gloo.json
   dpsim calibrate --from allreduce.txt --line-rate 25gbit --output cluster.json
   dpsim calibrate --from osu_2.txt,osu_4.txt --devices 2,4
   srun -l osu_allreduce | dpsim calibrate --from - --devices 8
@@ -32,6 +33,7 @@ SHOWN = (
     "--network --devices --algorithm --budget --output --json --from --line-rate --list --show --compare --merge --plot"
 )
 """The flags that ``--help`` shows; ``--help-all`` shows all."""
+_GLOO = "gloo"
 _LOCAL_BATCH = 32
 """Samples that a model has at once where overlap is measured with its backward."""
 
@@ -43,7 +45,9 @@ class CollectiveFlags(
 ):
     """The flags of what is calibrated."""
 
-    algorithm: str | None = flags.flag(f"List of {listed(ALGORITHMS)}.")
+    algorithm: str | None = flags.flag(
+        f"List of {listed(ALGORITHMS)}; or gloo alone: what PyTorch takes on processors, by a script of dpsim's."
+    )
     model: str | None = flags.flag(
         "Measure overlap with this model's backward instead of a stand-in; named as for dpsim profile."
     )
@@ -156,6 +160,8 @@ def _measured(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     )
     _refuse(importing, "without --from nothing is imported")
     flags.writable(of.output, "machine")
+    if of.algorithm == _GLOO:
+        return _of_gloo(of), {}
     fields = {"local_batch": _LOCAL_BATCH} | of.values()
     if "network" in fields and "algorithm" not in fields:
         fields["algorithm"] = (Network.parse(fields["network"]).default_algorithm(fields.get("wire_dtype")),)
@@ -167,6 +173,33 @@ def _measured(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
         machine = calibration.calibrate(calibration.CalibrateConfig(**fields), progress)
     codec.write(of.output, machine)
     return machine, {}
+
+
+def _of_gloo(of: CollectiveFlags) -> Machine:
+    """Measure gloo's collectives in the job's Python: those of DDP, or with ``--strategy`` those of FSDP too."""
+    from dpsim import codec
+    from dpsim.harness.script.gloo import calibrate_gloo
+    from dpsim.launch.job_python import job_python
+    from dpsim.machine import NODE
+
+    fields = of.values()
+    network, strategies = fields.pop("network", NODE), fields.pop("strategy", None)
+    devices = fields.pop("devices", (2,))
+    del fields["algorithm"]
+    _refuse(fields, f"with --algorithm {_GLOO} it is dpsim's own script that trains")
+    if network != NODE or not all(isinstance(count, int) and count > 1 for count in devices):
+        raise ConfigError(
+            f"--algorithm {_GLOO} on {', '.join(map(str, devices))} devices of {network}",
+            allowed="2 ranks or more on this machine, on its network node",
+            remedy="write it like dpsim calibrate --algorithm gloo --devices 2",
+        )
+    more = readers.provided(strategies=strategies and ("data-parallel", strategies), budget_s=readers.budget(of.budget))
+    by = job_python()
+    by.tell("gloo")
+    with show.measuring(of.wait_until_quiet) as progress:
+        machine = calibrate_gloo(devices, by, progress, **more)
+    codec.write(of.output, machine)
+    return machine
 
 
 def _imported(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:

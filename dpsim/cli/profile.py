@@ -280,7 +280,8 @@ def _print_ddp(workload: Workload, ddp: DdpSettings, output: Path) -> None:
         if gain := gain_of_deferring(workload, ANY_LINK, plan, priced=False):
             print(f"Note: {gain}; dpsim predict says how long that takes.")
     print(
-        "a machine file is made by: dpsim calibrate --from LOG --output machine.json (a log of nccl-tests, OSU or IMB)"
+        f"a machine file is made by: dpsim calibrate --algorithm gloo --devices {max(ddp.devices, 2)} (this machine's"
+        " processors), or dpsim calibrate --from LOG (of nccl-tests, OSU or IMB)"
     )
     batches = ",".join(map(str, workload.local_batches))
     print(

@@ -65,6 +65,7 @@ def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments:
     from dpsim import machine as machines
     from dpsim import workload as workloads
     from dpsim.harness.script.measure import ScriptStudy
+    from dpsim.harness.sweep.runs import rows_of
     from dpsim.launch.job_python import job_python
     from dpsim.launch.user_program import is_module
 
@@ -88,6 +89,7 @@ def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments:
     with show.measuring(given.wait_until_quiet) as progress:
         if of.predict_only:
             predictions = study.predict(folder, progress)
+            ledger.keep("sweep --predict-only", rows_of(predictions), {"predictions": predictions})
         else:
             swept = study.run(folder, progress)
     if of.predict_only:

@@ -35,6 +35,7 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
     sentences = [
         _default_rule(on_several, workload),
         _processor_and_gpus(on_several, workload),
+        _no_gloo(machine, on_several, workload),
         _published(machine, on_several),
         _implausible(machine, on_several),
         _falling(machine, on_several),
@@ -53,6 +54,19 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
         _free_overlap(machine, [p for p in on_several if p.overlap in ("poll", "thread")]),
     ]
     return tuple(sentence for sentence in sentences if sentence)
+
+
+def _no_gloo(machine: Machine, plans: Sequence[Plan], workload: Workload | None) -> str:
+    """That PyTorch on processors communicates by gloo, of which a machine that dpsim calibrated has no tables."""
+    if workload is None or workload.ddp is None or not machine.cores or machine.emulated_network:
+        return ""
+    others = sorted({plan.algorithm for plan in plans} - {"gloo", "nccl", "mpi"})
+    if not others:
+        return ""
+    return (
+        f"PyTorch on processors communicates by gloo, and this is priced by {' and '.join(others)}, dpsim's own, which"
+        " is many times as fast: a machine file of gloo is made by dpsim calibrate --algorithm gloo"
+    )
 
 
 def _priced(machine: Machine, plan: Plan) -> tuple[Collective, ...]:

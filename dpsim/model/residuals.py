@@ -25,7 +25,7 @@ MODEL = 1
 SCHEMA = "dpsim.residuals/1"
 Kind = Literal["blind", "beforehand"]
 """Whether the layer times and allreduces of a prediction are of the same minutes as what it predicts."""
-_EMULATED = ", emulated computation"
+_EMULATED, _SCRIPT = ", emulated computation", ", script"
 ANY_GROUP = "any"
 """Stands for all groups without studies, but those of emulated computation."""
 
@@ -57,7 +57,7 @@ def group_name(devices: int, *, emulated_network: bool, emulated_compute: bool, 
     """Return what a study's settings are grouped by: ``emulated link, several devices, emulated computation``."""
     network = "emulated link" if emulated_network else "node"
     count = "several devices" if devices > 1 else "1 device"
-    return f"{network}, {count}{_EMULATED * emulated_compute}{', script' * script}"
+    return f"{network}, {count}{_EMULATED * emulated_compute}{_SCRIPT * script}"
 
 
 def ratio(measured_s: float, predicted_s: float, low_s: float, high_s: float) -> float:
@@ -103,21 +103,22 @@ def all_widths(past: Collection[Residual]) -> Widths:
 def widths(past: Iterable[Residual], kind: Kind) -> tuple[IntervalWidth, ...]:
     """Return how wide intervals of this kind must be, for each group of which there are enough past studies.
 
-    Two more, without studies, are for all other groups: with and without emulated computation.
+    Those without studies are assumed, for all other groups: what the studies that come with dpsim say of the same group.
     """
     known = [
         IntervalWidth(group=group, factor=factor, studies=len(of_group))
         for group, of_group in _by_group(past, kind).items()
         if math.isfinite(factor := conformal_factor(of_group))
     ]
-    return (*known, *_assumed(kind))
+    of_known = {width.group for width in known}
+    return (*known, *(width for width in _assumed(kind) if width.group not in of_known))
 
 
 def width_of(machine: Machine, schedule: Schedule) -> IntervalWidth:
     """Return how wide the interval of a schedule's step must be, by what the machine says of past studies.
 
-    Where it says nothing of the schedule's group, the width of its cell counts (``dpsim.model.cells``), then that of
-    all groups. A machine that says nothing of them is taken at the model's word: once as wide, by no study.
+    Where it says nothing of the schedule's group, the width of its cell counts (``dpsim.model.cells``), then of a script
+    that of the same group of dpsim's own trainings, then that of all groups. A machine that says nothing of them is taken at the model's word: once as wide, by no study.
     """
     workload = schedule.workload
     group = group_name(
@@ -129,7 +130,10 @@ def width_of(machine: Machine, schedule: Schedule) -> IntervalWidth:
     widths_by_group = {width.group: width for width in machine.interval_widths}
     if group not in widths_by_group and any(width.clusters for width in machine.interval_widths):
         group = cell_of(machine, schedule)
-    return widths_by_group.get(group) or widths_by_group.get(_any(group)) or IntervalWidth(group=group, factor=1.0)
+    for name in (group, group.removesuffix(_SCRIPT), _any(group)):
+        if name in widths_by_group:
+            return widths_by_group[name]
+    return IntervalWidth(group=group, factor=1.0)
 
 
 def _any(group: str) -> str:
@@ -147,11 +151,16 @@ def _by_group(past: Iterable[Residual], kind: Kind) -> Mapping[str, list[tuple[f
 
 @functools.cache
 def _assumed(kind: Kind) -> tuple[IntervalWidth, ...]:
-    """The widest of the groups of the studies that come with dpsim, for real and for emulated computation."""
-    widest = {_any(computation): 1.0 for computation in ("", _EMULATED)}
+    """What the studies that come with dpsim say of each group, and the widest of all others.
+
+    No interval is assumed to be narrower than the model's own. The widest are one for real and one for emulated
+    computation.
+    """
+    factors = {_any(computation): 1.0 for computation in ("", _EMULATED)}
     for group, of_group in _by_group(shipped().residuals, kind).items():
-        widest[_any(group)] = max(widest[_any(group)], conformal_factor(of_group))
-    return tuple(IntervalWidth(group=group, factor=factor) for group, factor in widest.items())
+        factors[group] = max(1.0, conformal_factor(of_group))
+        factors[_any(group)] = max(factors[_any(group)], factors[group])
+    return tuple(IntervalWidth(group=group, factor=factor) for group, factor in factors.items())
 
 
 @functools.cache

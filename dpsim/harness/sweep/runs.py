@@ -1,10 +1,18 @@
-"""The settings of a finished sweep as runs of jobs, which score what was predicted of them before."""
+"""The settings of a sweep for the ledger: what is predicted of them alone, and runs of jobs once they are measured."""
 
 from __future__ import annotations
 
 from dpsim.model.ledger import Run, job_of
+from dpsim.model.points import rows_of_plans
+from dpsim.model.rows import PredictedRow
 from dpsim.records.comparison import SweepData
-from dpsim.records.sweep import clean_values, share_clean
+from dpsim.records.sweep import Predictions, clean_values, share_clean
+
+
+def rows_of(predictions: Predictions) -> list[PredictedRow]:
+    """Return the predicted steps of a sweep that is not measured."""
+    made = [(*predictions.made_from(point), point.setting.plan) for point in predictions.points]
+    return [row for workload, machine, plan in made for row in rows_of_plans(workload, machine, [plan])]
 
 
 def runs_of(swept: SweepData) -> list[Run]:

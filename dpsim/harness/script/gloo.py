@@ -1,0 +1,48 @@
+"""Calibrates what PyTorch's gloo takes on this machine, by a script of dpsim's own in the job's environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from dpsim.harness.machines import merged
+from dpsim.harness.script.experiment import script_experiment
+from dpsim.harness.script.measure import ScriptStudy
+from dpsim.launch.job_python import JobPython
+from dpsim.launch.scratch import scratch
+from dpsim.machine import NODE, Machine
+from dpsim.progress import Progress
+from dpsim.strategy import DataParallel
+
+SCRIPT = Path(__file__).parents[2] / "torch" / "script" / "stand_in.py"
+
+
+def calibrate_gloo(
+    devices: Sequence[int],
+    by: JobPython,
+    progress: Progress,
+    strategies: Sequence[str] = (DataParallel.name,),
+    budget_s: float = 45.0,
+) -> Machine:
+    """Return this machine with the times of gloo's collectives between these numbers of ranks.
+
+    They are those that DDP starts, or with the strategy zero3 those of FSDP. Raises ``ConfigError``.
+    """
+    machines: list[Machine] = []
+    for strategy in strategies:
+        for count in devices:
+            experiment = script_experiment(
+                str(SCRIPT),
+                devices=(count,),
+                caps_bytes=(None,),
+                communication=("gloo",),
+                networks=(NODE,),
+                strategy=strategy,
+                budget_s=budget_s,
+            )
+            with scratch("gloo") as folder:
+                predictions = ScriptStudy(experiment=experiment, by=by).predict(folder / "predictions", progress)
+            machines += predictions.machines
+    return msgspec.structs.replace(merged(machines) if len(machines) > 1 else machines[0], interval_widths=())
