@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
@@ -211,10 +211,18 @@ def _planned(workload: Workload, machine: Machine, grid: Grid) -> _Planned:
         plan = plan_of(row | {"fusion_threshold_bytes": threshold, "overlap": "off"}, algorithm)
         check_synchronous(plan.parallelism)
         plans[plan] = alone_of(plan, weak=weak)
+    if overlap == "auto" and _waits_for_each(workload, plans):
+        overlap = "off"
     mechanism = choose_overlap(workload, machine, list(plans))[0] if overlap == "auto" else overlap
     return _Planned(
         {msgspec.structs.replace(plan, overlap=mechanism): single for plan, single in plans.items()}, script, weak
     )
+
+
+def _waits_for_each(workload: Workload, plans: Iterable[Plan]) -> bool:
+    """Whether a script's FSDP waits for each of its collectives, as on processors: they are gloo's."""
+    units = workload.ddp is not None and bool(workload.ddp.units)
+    return units and {plan.algorithm for plan in plans if plan.devices > 1} == {"gloo"}
 
 
 def _threshold(row: Row, script_cap_bytes: float | None, *, several_rules: bool) -> float | None:

@@ -103,7 +103,7 @@ def all_widths(past: Collection[Residual]) -> Widths:
 def widths(past: Iterable[Residual], kind: Kind) -> tuple[IntervalWidth, ...]:
     """Return how wide intervals of this kind must be, for each group of which there are enough past studies.
 
-    Those without studies are assumed, for all other groups: what the studies that come with dpsim say of the same group.
+    Those without studies are assumed, for all other groups: what the studies that come with dpsim say of the same.
     """
     known = [
         IntervalWidth(group=group, factor=factor, studies=len(of_group))
@@ -117,8 +117,9 @@ def widths(past: Iterable[Residual], kind: Kind) -> tuple[IntervalWidth, ...]:
 def width_of(machine: Machine, schedule: Schedule) -> IntervalWidth:
     """Return how wide the interval of a schedule's step must be, by what the machine says of past studies.
 
-    Where it says nothing of the schedule's group, the width of its cell counts (``dpsim.model.cells``), then of a script
-    that of the same group of dpsim's own trainings, then that of all groups. A machine that says nothing of them is taken at the model's word: once as wide, by no study.
+    Where it says nothing of the schedule's group, the width of its cell counts (``dpsim.model.cells``), then of a
+    script that of the same group of dpsim's own trainings, then that of all groups. A machine that says nothing of them
+    is taken at the model's word: once as wide, by no study.
     """
     workload = schedule.workload
     group = group_name(

@@ -9,10 +9,12 @@ import msgspec
 import pytest
 
 from dpsim import machine as machines
-from dpsim.ddp_settings import DdpSettings
+from dpsim.ddp_settings import DdpSettings, ShardedUnit
 from dpsim.machine import AllreduceCost, Machine
 from dpsim.model.cautions import cautions
+from dpsim.model.points import plan_one
 from dpsim.plan import Plan
+from dpsim.setting import Grid
 from dpsim.workload import Layer, Tensor, Workload
 
 Dpsim = Callable[..., tuple[int, str, str]]
@@ -39,6 +41,16 @@ def test_gloo_is_calibrated_and_prices_a_script(dpsim: Dpsim, tmp_path: Path) ->
     workload.write_bytes(msgspec.json.encode(WORKLOAD))
     code, out, _ = dpsim("predict", "--workload", workload, "--machine", file, "--devices", "2")
     assert code == 0 and ", gloo, " in out and "communicates by gloo" not in out
+
+
+def test_fsdp_on_processors_waits_for_each_collective() -> None:
+    unit = ShardedUnit(name="a", size_bytes=64 * 64 * 4, reshard=True)
+    sharded = msgspec.structs.replace(WORKLOAD, ddp=DdpSettings(torch="2.13.0", devices=2, units=(unit,)))
+    table = AllreduceCost(algorithm="gloo", devices=2, sizes_bytes=(4, 2**20), time_s=(1e-3, 2e-3))
+    gloo = Machine(name="m", allreduce=(table,), cores=2, relative_uncertainty=0.05)
+    grid = Grid.of(devices=2, local_batch=8)
+    assert plan_one(sharded, gloo, grid)[0].overlap == "off"
+    assert plan_one(sharded, gloo, grid.changed(overlap="thread"))[0].overlap == "thread"
 
 
 def read(file: Path) -> Machine:

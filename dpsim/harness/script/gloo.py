@@ -36,7 +36,7 @@ def calibrate_gloo(
             experiment = script_experiment(
                 str(SCRIPT),
                 devices=(count,),
-                caps_bytes=(None,),
+                caps_bytes=(None,) if strategy == DataParallel.name else (),
                 communication=("gloo",),
                 networks=(NODE,),
                 strategy=strategy,
