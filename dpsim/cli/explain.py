@@ -45,7 +45,7 @@ class ScriptFlags(flags.Flags, of="torch_script network"):
     trace: str | None = flags.flag("Traces that PyTorch's profiler made of the ranks of a DDP training: FILE,FILE.")
     devices: int | None = flags.flag("With a script: ranks, all on this machine (2).")
     steps: int | None = flags.flag(
-        "With a script: training steps to observe; then it is ended (40). Of a job: steps after the first ones (30)."
+        "Training steps to observe, after the first ones (40); then a script is ended, and a job goes on."
         " With --measured, of whole trainings: the steps of each."
     )
     network: str | None = flags.flag(

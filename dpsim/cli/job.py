@@ -30,7 +30,7 @@ class Answer(NamedTuple):
     logged: str
 
 
-STEPS, _LEAST_STEPS = 30, 5
+STEPS, _LEAST_STEPS = 40, 5
 _NICE = 10
 _POLL_S, _AFTER_THE_JOB_S = 0.1, 30.0
 """Once the job has ended its exit code waits for an answer no longer than so many seconds."""

@@ -291,13 +291,9 @@ _WORDS = {
 
 
 def _text(name: str, value: Any) -> str:
-    return (
-        f"{value:g}"
-        if isinstance(value, float)
-        else f"{value} bytes"
-        if str(value).isdigit() and name == "cap"
-        else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"{value} bytes" if name == "cap" and value.isdigit() else str(value)
 
 
 def _same_layout(one: str, other: str) -> bool:

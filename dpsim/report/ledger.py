@@ -15,13 +15,14 @@ from dpsim.model.ledger import LEAST_STEPS, Scored, seal, summary
 from dpsim.model.past import Job, Kept, Prediction, Score
 from dpsim.report.charts import Chart, Dot, Rows
 from dpsim.report.content import Content
+from dpsim.report.prediction import band
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import counted, percent
 from dpsim.report.write import figure, write_content
 from dpsim.units import format_duration, format_size
 
 SCHEMA = "dpsim.ledger/1"
-_MOST_ROWS = 30
+_MOST_ROWS, _MOST_REASONS = 30, 2
 _RULES = (
     "A command line of dpsim predict, dpsim tune or the page with sliders leaves an entry with what it predicted.",
     "The next dpsim sweep, dpsim explain or dpsim report of the same job scores the latest entry from before that run,"
@@ -35,13 +36,14 @@ _RULES = (
 
 
 def sentences(scored: Scored) -> list[str]:
-    """Return the line of a command's runs, empty where nothing was predicted of them, and why others have none."""
+    """Return the line of a command's runs, or why there is none; nothing where nobody predicted any of them."""
     lines = []
     if scored.scores:
         count, inside, error = summary(scored.all_scores)
         last = f"your last {counted(count, 'prediction')}: {inside} inside, median error {percent(error)}"
         lines.append(f"{_of_runs(scored)}; {last}")
-    lines += [f"Not scored: {each}" for each in scored.unscored]
+    if not scored.scores:
+        lines += [f"Not scored: {each}" for each in scored.unscored[:_MOST_REASONS]]
     return lines
 
 
@@ -133,10 +135,10 @@ def columns() -> tuple[Column[Score], ...]:
     """Return the columns of the table of scores."""
     return (
         Column(head="measured on", cell=lambda s: day(s.at), left=True),
-        Column(head="model", cell=lambda s: s.workload, left=True, dispensable=2),
+        Column(head="model", cell=lambda s: s.workload, left=True),
         Column(head="job", cell=lambda s: described(s.job), left=True, dispensable=1),
         Column(head="predicted", cell=lambda s: format_duration(s.expected_s)),
-        Column(head="interval", cell=lambda s: f"{format_duration(s.low_s)} to {format_duration(s.high_s)}"),
+        Column(head="interval", cell=lambda s: band(s.low_s, s.high_s)),
         Column(head="measured", cell=lambda s: format_duration(s.measured_s)),
         Column(head="clean steps", cell=lambda s: str(s.steps), dispensable=3),
         Column(head="inside", cell=lambda s: "inside" if s.inside else "outside", left=True),

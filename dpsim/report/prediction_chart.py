@@ -49,6 +49,7 @@ def scaling_chart(points: Sequence[Point], best: Sequence[Point], *, weak: bool)
             functools.partial(_with_ends, name),
             common | {"y_text": amount},
             title=title,
+            y_span=(0.0, 1.08 * max(each[f"{name}_high"] for each in best)),
             subtitle="of all samples; the band is its interval"
             if name != "tokens_per_s"
             else "the band is its interval",

@@ -151,6 +151,12 @@ def test_another_job_is_not_scored_and_the_ledger_says_why(name: str) -> None:
     assert name == "parameters" or len(report.sentences(scored)) == 1
 
 
+def test_settings_that_nobody_predicted_are_not_named_beside_those_that_are_scored() -> None:
+    keep("predict", rows(), BEFORE, {})
+    scored = score([run(rows()[0]), run(rows(local_batch=16)[0])], AFTER)
+    assert len(scored.scores) == len(scored.unscored) == len(report.sentences(scored)) == 1
+
+
 def test_models_of_dpsim_differ_by_what_communicates_and_by_the_order_of_their_tensors() -> None:
     own = workload(ddp=None)
     plan, _ = plan_one(own, machine(own), Grid.of(devices=2, local_batch=8))
