@@ -33,7 +33,7 @@ class Training(Noun, frozen=True):
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name.replace('_', ' ')}: {value:g}", allowed="a finite number above 0")
+                raise ConfigError(f"--{name.replace('_', '-')} is {value:g}", allowed="a finite number above 0")
         for name in ("epochs", "price"):
             if getattr(self, name) is not None and self.samples is None:
                 raise ConfigError(

@@ -26,6 +26,7 @@ SCHEMA = "dpsim.residuals/1"
 Kind = Literal["blind", "beforehand"]
 """Whether the layer times and allreduces of a prediction are of the same minutes as what it predicts."""
 _EMULATED, _SCRIPT = ", emulated computation", ", script"
+_PRIOR_STUDIES = 4
 ANY_GROUP = "any"
 """Stands for all groups without studies, but those of emulated computation."""
 
@@ -103,15 +104,34 @@ def all_widths(past: Collection[Residual]) -> Widths:
 def widths(past: Iterable[Residual], kind: Kind) -> tuple[IntervalWidth, ...]:
     """Return how wide intervals of this kind must be, for each group of which there are enough past studies.
 
-    Those without studies are assumed, for all other groups: what the studies that come with dpsim say of the same.
+    Those without studies are assumed: what the studies that come with dpsim say of the same group, which fewer past
+    studies of one's own make narrower or wider.
     """
-    known = [
-        IntervalWidth(group=group, factor=factor, studies=len(of_group))
-        for group, of_group in _by_group(past, kind).items()
-        if math.isfinite(factor := conformal_factor(of_group))
-    ]
-    of_known = {width.group for width in known}
-    return (*known, *(width for width in _assumed(kind) if width.group not in of_known))
+    assumed = {width.group: width for width in _assumed(kind)}
+    known = {}
+    for group, of_group in _by_group(past, kind).items():
+        factor, studies = conformal_factor(of_group), len(of_group)
+        if not math.isfinite(factor):
+            factor, studies = learnt_factor(_found(assumed, group).factor, of_group), 0
+        known[group] = IntervalWidth(group=group, factor=factor, studies=studies)
+    return tuple((assumed | known).values())
+
+
+def learnt_factor(assumed: float, ratios_by_study: Sequence[Sequence[float]]) -> float:
+    """Return how many times as wide intervals are, where an assumption meets fewer studies than tell it alone.
+
+    Errors are taken as normal, with a variance that the assumption knows as well as ``_PRIOR_STUDIES`` studies do (a
+    scaled inverse chi-squared distribution). The factor is the end of the next error's interval, which is that of
+    Student's t. Over the studies that come with dpsim, each left out, it holds 89 to 95 %, whatever number of others
+    it learns from.
+    """
+    from scipy.special import stdtrit  # slow to load, and needed only where there are studies
+
+    upper = (1 + LEVEL) / 2
+    squares = [math.fsum(each**2 for each in ratios) / len(ratios) for ratios in ratios_by_study]
+    degrees = _PRIOR_STUDIES + len(squares)
+    of_prior = _PRIOR_STUDIES * (assumed / stdtrit(_PRIOR_STUDIES, upper)) ** 2
+    return float(stdtrit(degrees, upper) * math.sqrt((of_prior + math.fsum(squares)) / degrees))
 
 
 def width_of(machine: Machine, schedule: Schedule) -> IntervalWidth:
@@ -131,6 +151,11 @@ def width_of(machine: Machine, schedule: Schedule) -> IntervalWidth:
     widths_by_group = {width.group: width for width in machine.interval_widths}
     if group not in widths_by_group and any(width.clusters for width in machine.interval_widths):
         group = cell_of(machine, schedule)
+    return _found(widths_by_group, group)
+
+
+def _found(widths_by_group: Mapping[str, IntervalWidth], group: str) -> IntervalWidth:
+    """Return the width of a group, or of what stands for it."""
     for name in (group, group.removesuffix(_SCRIPT), _any(group)):
         if name in widths_by_group:
             return widths_by_group[name]

@@ -67,7 +67,8 @@ def columns(points: list[Point], *, weak: bool) -> tuple[Column[Point], ...]:
         Column(head="batch norm", cell=lambda point: point["batch_norm"], shown=several("batch_norm")),
         *declared("fusion_threshold_bytes", "buckets"),
         Column(head="overlap", cell=lambda point: point["overlap"]),
-        *declared("predicted_step_s", "images_per_s"),
+        *declared("predicted_step_s"),
+        *([_of_training("images_per_s")] if _asks(points[0]) else declared("images_per_s")),
         Column(head=interval_name(level), cell=lambda point: band(point["predicted_low_s"], point["predicted_high_s"])),
         *declared("predicted_exposed_communication_s"),
         *declared("predicted_communication_cost_s", shown=any(point["devices"] > 1 for point in points)),
@@ -93,7 +94,13 @@ def columns(points: list[Point], *, weak: bool) -> tuple[Column[Point], ...]:
 def _of_training(name: str) -> Column[Point]:
     """Return the column of hours, cost or tokens a second, with the ends of its interval."""
 
-    return Column(head=name.replace("_per_s", "/s"), cell=lambda point: _with_ends(point, name))
+    head = name.replace("images", "samples").replace("_per_s", "/s")
+    return Column(head=head, cell=lambda point: _with_ends(point, name))
+
+
+def _asks(point: Point) -> bool:
+    """Whether somebody asked for what a training takes, or for tokens."""
+    return "hours" in point or "tokens_per_s" in point
 
 
 def _with_ends(point: Point, name: str) -> str:

@@ -56,9 +56,9 @@ def test_tokens_are_samples_of_so_many(dpsim: Dpsim) -> None:
         ("--epochs 3", "--epochs without --samples"),
         ("--samples many", "--samples 'many' is not understood"),
         ("--samples nan", "--samples 'nan' is not understood"),
-        ("--samples 0", "samples: 0"),
-        ("--samples 1M --price -1", "price: -1"),
-        ("--samples 1M --price inf", "price: inf"),
+        ("--samples 0", "--samples is 0"),
+        ("--samples 1M --price -1", "--price is -1"),
+        ("--samples 1M --price inf", "--price is inf"),
         ("--samples 1Mtokens", "--samples 1Mtokens"),
         ("--samples 1M --find devices --target cost=5", "a target of cost without --samples and --price"),
         ("--find devices --target hours=5", "a target of hours without --samples"),
@@ -72,5 +72,5 @@ def test_what_is_no_training_is_one_message(dpsim: Dpsim, flags: str, said: str)
 
 
 def test_a_training_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="samples: 0"):
+    with pytest.raises(ConfigError, match="--samples is 0"):
         Training(samples=0.0)

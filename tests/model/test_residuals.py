@@ -13,7 +13,16 @@ from small_step import machine, plan, workload
 
 from dpsim import codec
 from dpsim.model import past, predict
-from dpsim.model.residuals import Residual, Residuals, conformal_factor, group_name, ratio, shipped, widths
+from dpsim.model.residuals import (
+    Residual,
+    Residuals,
+    conformal_factor,
+    group_name,
+    learnt_factor,
+    ratio,
+    shipped,
+    widths,
+)
 
 GROUP = "node, several devices"
 
@@ -160,3 +169,27 @@ def test_the_files_of_studies_are_strict(tmp_path: Path) -> None:
     path = tmp_path / "residuals.json"
     codec.write(path, Residuals(measured_on="here", residuals=(study(1, 0.5),)))
     assert json.loads(path.read_text())["model"] == 1
+
+
+def test_an_assumed_width_learns_from_few_studies() -> None:
+    assert learnt_factor(2.0, []) == pytest.approx(2.0)
+    small = [learnt_factor(2.0, [(0.1,)] * count) for count in range(1, 9)]
+    assert small == sorted(small, reverse=True) and small[-1] < 1.2
+    assert learnt_factor(2.0, [(6.0,), (5.0,)]) > 4.0
+    assert learnt_factor(2.0, [(0.5, 0.5)]) == learnt_factor(2.0, [(0.5,)])
+
+
+@pytest.mark.parametrize("learnt", [1, 4, 8])
+def test_what_was_learnt_holds_the_study_that_was_left_out(learnt: int) -> None:
+    """Of the studies that come with dpsim, with the assumption and the learnt ones from the others."""
+    of_group = [
+        residual.ratios
+        for residual in shipped().residuals
+        if (residual.kind, residual.group) == ("beforehand", "node, several devices")
+    ]
+    inside = []
+    for number, left_out in enumerate(of_group):
+        others = of_group[number + 1 :] + of_group[:number]
+        factor = learnt_factor(conformal_factor(others), others[:learnt])
+        inside.append(sum(each <= factor for each in left_out) / len(left_out))
+    assert 0.85 <= sum(inside) / len(inside) <= 0.97
