@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 
 STEPS, _LEAST_STEPS = 40, 5
 _NICE = 10
-_POLL_S, _AFTER_THE_JOB_S = 0.1, 30.0
+_POLL_S, _LAST_BLOCK_S, _AFTER_THE_JOB_S = 0.1, 2.0, 30.0
 """Once the job has ended its exit code waits for an answer no longer than so many seconds."""
 
 
@@ -66,7 +66,7 @@ def explain(command: tuple[str, ...], steps: int, *, json_line: Path | None = No
         return watched_job.exit_code(job)
 
 
-def _answer(job: subprocess.Popen[bytes], folder: Path, at: str) -> Answer:
+def _answer(job: subprocess.Popen[bytes], folder: Path, at: str = "") -> Answer:
     """Return what there is to say of the job, which began ``at``, once its ranks have written their records.
 
     It is computed in a process of its own: while the job runs behind it, and once the job has ended with a limit.
@@ -79,8 +79,10 @@ def _answer(job: subprocess.Popen[bytes], folder: Path, at: str) -> Answer:
 
     others = JobBlocks(job.pid)
     files = watched_job.records(job, folder, complete, others.look)
-    until_s = now()
-    while not (others.reach(until_s) or watched_job.ends_within(job, _POLL_S)):
+    recorded_s = now()
+    while not others.reach(recorded_s) and now() < recorded_s + _LAST_BLOCK_S:
+        if watched_job.ends_within(job, _POLL_S):
+            break
         others.look()
     task = functools.partial(said, files, at, tuple(others.blocks))
     try:
@@ -123,7 +125,7 @@ def _nothing(reason: str) -> Answer:
     return Answer(f"dpsim: {reason}", line, "{}")
 
 
-def said(files: Sequence[Path], at: str, blocks: Sequence[Block] = ()) -> Answer:
+def said(files: Sequence[Path], at: str = "", blocks: Sequence[Block] = ()) -> Answer:
     """Return what the records in these files say of the job, which began ``at``, and the ledger of its prediction.
 
     ``blocks`` say when other processes left it the cores.
@@ -172,7 +174,7 @@ def _text(seen: Watched, scored: Scored) -> str:
     return text.getvalue().rstrip()
 
 
-def _json_line(seen: Watched, scored: Scored) -> str:
+def _json_line(seen: Watched, scored: Scored | None = None) -> str:
     """Return what ``dpsim explain --json`` says of a script, and what is advised, in one line."""
     from dpsim import codec
     from dpsim.report import explain as report

@@ -51,6 +51,11 @@ def show_ledger(output: Path | None, share: Path | None, *, json: bool) -> None:
     from dpsim.report import ledger as report
     from dpsim.report.terminal import TerminalReport
 
+    folder = output or _FOLDER
+    if share is not None:
+        flags.writable(share, "ledger", flag="--share")
+    else:
+        flags.writable(folder, folders=("report",))
     kept = past.read()
     if not (kept.predictions or kept.scores or kept.damaged or kept.foreign):
         raise ConfigError(
@@ -60,11 +65,8 @@ def show_ledger(output: Path | None, share: Path | None, *, json: bool) -> None:
             " nothing is kept",
         )
     if share is not None:
-        flags.writable(share, "ledger", flag="--share")
         codec.write(share, report.shared(kept))
-    folder = output or _FOLDER
-    if share is None:
-        flags.writable(folder, folders=("report",))
+    else:
         with locked(folder):
             report.write(folder, kept)
     if json:

@@ -26,7 +26,7 @@ READ = {
     "--against",
 }
 """Flags with a path that is read. Any other one is written."""
-NEEDED = {"doctor": "--tune", "explain --json-line": "-- true"}
+NEEDED = {"doctor": "--tune", "explain --json-line": "-- true", "report --share": "--ledger"}
 FOREIGN = {
     "index.html": b"<!doctype html><title>my page about dpsim</title>",
     "report.md": b"# My report on dpsim\n",

@@ -118,6 +118,8 @@ def test_ranks_whose_steps_are_at_other_times_are_not_paired() -> None:
 class Job:
     """A job that ends at a moment of a clock which waiting moves."""
 
+    pid = 0
+
     def __init__(self, clock: list[float], ends_s: float) -> None:
         self._clock, self._ends_s = clock, ends_s
 
