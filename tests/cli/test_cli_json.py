@@ -185,7 +185,7 @@ def test_doctor_shows_what_was_measured_and_measures_again(
     assert len(choices["kernels"]) > 20 and [one["devices"] for one in choices["selections"]] == [2]
     code, out, _ = dpsim("doctor")
     assert code == 0 and f"{len(choices['kernels'])} operations measured on" in out
-    assert _object(dpsim, "doctor", "--json")["summary"]["choices"] == choices
+    assert _object(dpsim, "doctor")["summary"]["choices"] == choices
 
 
 def test_doctor_proposes_only_what_it_measured(dpsim: Dpsim, tmp_path: Path) -> None:
