@@ -38,9 +38,9 @@ def scored_sweep(swept: SweepData) -> Scored:
     """Score the settings of a sweep that were predicted before it."""
     from dpsim.dates import stamp
     from dpsim.harness.sweep.runs import runs_of
-    from dpsim.model.ledger import score
+    from dpsim.model.ledger import Scored, on, score
 
-    return score(runs_of(swept), stamp())
+    return score(runs_of(swept), stamp()) if on() else Scored()
 
 
 def show_ledger(output: Path | None, share: Path | None, *, json: bool) -> None:

@@ -121,7 +121,7 @@ class Score(Noun, frozen=True, tag="score", tag_field="kind"):
 
 Entry = Study | Prediction | Score
 _decoders: dict[Any, Any] = {kind: msgspec.json.Decoder(kind) for kind in (Study, Prediction, Score)}
-_encoder = msgspec.json.Encoder()
+_encoder = msgspec.json.Encoder(enc_hook=str)
 
 
 class Kept(NamedTuple):

@@ -89,6 +89,13 @@ def test_a_run_of_a_predicted_job_gets_its_line() -> None:
     assert "(predicted of PyTorch 2.13.0, run with 2.4.0)" in line
 
 
+def test_a_layout_is_kept_as_it_is_written() -> None:
+    (row,) = rows(devices="2x2")
+    assert keep("predict", [row], BEFORE, {}) is not None
+    assert past.read().predictions[0].points[0].job.layout == "2x2"
+    assert len(score([run(row)], AFTER).scores) == 1
+
+
 def test_a_run_is_scored_once() -> None:
     (row,) = rows()
     keep("predict", [row], BEFORE, {})
