@@ -43,19 +43,17 @@ class Training(Noun, frozen=True):
                 )
 
     @property
-    def every_sample(self) -> float | None:
-        """The samples of all epochs."""
-        return None if self.samples is None else self.samples * (self.epochs or 1)
+    def every_sample(self) -> float:
+        """The samples of all epochs; 0 where nobody said them."""
+        return (self.samples or 0.0) * (self.epochs or 1)
 
     def hours(self, point: Mapping[str, Any], step_s: float) -> float:
         """Return the hours of all samples, where a step of a point's global batch takes so many seconds."""
-        assert self.every_sample is not None
         return float(self.every_sample / point["global_batch"] * step_s / 3600)
 
     def cost(self, point: Mapping[str, Any], step_s: float) -> float:
         """Return what all devices cost for these hours."""
-        assert self.price is not None
-        return float(self.hours(point, step_s) * point["devices"] * self.price)
+        return float(self.hours(point, step_s) * point["devices"] * (self.price or 0.0))
 
     def record(self, point: Mapping[str, Any]) -> Record:
         """Return the columns of a predicted point, each with the ends of its interval.
