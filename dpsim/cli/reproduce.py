@@ -11,6 +11,7 @@ from dpsim.cli import flags, readers, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dpsim.harness.reproduce.baseline import BaselineComparison
     from dpsim.harness.reproduce.script import Verdict
     from dpsim.records.reproduce import Reproduction
 
@@ -68,9 +69,13 @@ class ReproduceFlags(
     algorithm: str | None = flags.flag("all, or a list of dpsim's algorithms (auto).")
     batch_norm: str | None = flags.flag("List of leaf, global and local (leaf); local is trained without leaves.")
     steps: int | None = flags.flag("Steps to train in each run (50; 8 of a script).")
-    against: Path | None = flags.flag("Compare with the record in this folder, from an earlier dpsim reproduce.")
+    against: Path | None = flags.flag(
+        "Compare with the record in this folder, from an earlier dpsim reproduce; of a script with this baseline."
+    )
     across_machines: bool = flags.flag("With --against: allow a record from another type of machine.", default=False)
-    output: Path | None = flags.flag("Folder for the record with all digests, and the report.")
+    output: Path | None = flags.flag(
+        "Folder for the record with all digests, and the report; of a script a file for its baseline."
+    )
     strategy: str | None = flags.flag("all, or a list of strategies as dpsim train has them (data-parallel).")
     json: flags.Json = False
 
@@ -152,7 +157,7 @@ def _reproduction(given: ReproduceFlags) -> Reproduction:
 
 
 _OF_ALL_SCRIPTS = ["torch_script", "python", "script_may_write", "devices", "steps", "json"]
-_OF_SCRIPTS = [*_OF_ALL_SCRIPTS, "fusion_threshold_bytes", "accumulate"]
+_OF_SCRIPTS = [*_OF_ALL_SCRIPTS, "fusion_threshold_bytes", "accumulate", "against", "output"]
 _OF_RESUMED = [*_OF_ALL_SCRIPTS, "resume_on"]
 
 
@@ -200,14 +205,18 @@ def _resumed(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> 
 
 def _script(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> int:
     """Compare the runs of the user's own script; 1 if there is a mistake."""
+    from dpsim import codec
+    from dpsim.harness.reproduce.baseline import compare_with_baseline, read_baseline
     from dpsim.harness.reproduce.script import ScriptComparison, compare
 
     _check_used(given, _OF_SCRIPTS, "a script")
+    flags.writable(given.output, "baseline", inputs=(given.against,))
     comparison = ScriptComparison(
         script=script,
         arguments=arguments,
         script_may_write=bool(given.script_may_write),
         python=given.python,
+        makes_baseline=given.against is not None or given.output is not None,
         **readers.provided(
             devices=readers.listed("--devices", given.devices, readers.whole_numbers("--devices")),
             caps_bytes=given.values().get("fusion_threshold_bytes"),
@@ -215,19 +224,40 @@ def _script(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> i
             steps=given.steps,
         ),
     )
+    saved = None
+    if given.against is not None:
+        saved = read_baseline(given.against, comparison.runs[0], arguments)
     with show.progress() as progress:
         verdict = compare(comparison, progress)
-    _print(verdict, json=given.json)
-    return 1 if verdict.finding is not None and verdict.finding.is_mistake else 0
+    held = compare_with_baseline(verdict.baseline, saved) if verdict.baseline is not None and saved is not None else None
+    if given.output is not None and verdict.baseline is not None:
+        codec.write(given.output, verdict.baseline)
+    _print(verdict, held, json=given.json)
+    return 1 if verdict.is_mistake or (held is not None and held.differs) else 0
 
 
-def _print(verdict: Verdict, *, json: bool) -> None:
-    from dpsim.report.table import Column
-
+def _print(verdict: Verdict, held: BaselineComparison | None, *, json: bool) -> None:
+    """Print the comparison of a script's runs, and with a baseline."""
+    sentences = [*(f"By design: {design}." for design in verdict.designs), verdict.sentence]
+    sentences += [] if held is None else held.sentences
     if json:
         points = [each.point for each in verdict.compared]
-        show.print_json("reproduce", points, {"verdict": verdict.sentence, "by_design": list(verdict.designs)})
+        baseline = {} if held is None else {"differs_from_baseline": held.differs, "baseline": " ".join(held.sentences)}
+        summary = {
+            "verdict": verdict.sentence,
+            "comparable": verdict.finding is None or verdict.is_mistake,
+            "by_design": list(verdict.designs),
+            "first": verdict.first.name,
+        }
+        show.print_json("reproduce", points, summary | baseline)
         return
+    _print_table(verdict)
+    print("\n".join(sentences))
+
+
+def _print_table(verdict: Verdict) -> None:
+    from dpsim.report.table import Column
+
     show.table(
         (
             Column(head="run", cell=lambda each: each.run.name, left=True),
@@ -248,6 +278,3 @@ def _print(verdict: Verdict, *, json: bool) -> None:
         verdict.compared,
         title=f"gradients against those on {verdict.first.name}",
     )
-    for design in verdict.designs:
-        print(f"By design: {design}.")
-    print(verdict.sentence)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.harness.reproduce.baseline import Baseline, baseline_of, noisy_run
 from dpsim.launch import scratch
 from dpsim.launch.child_process import child
 from dpsim.launch.job_python import JobPython, job_python
@@ -82,11 +83,12 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What all runs came to. ``computes_in`` says what the script computes in 16 bits."""
+    """What all runs came to. ``computes_in`` says what the script computes in 16 bits; ``baseline`` is for later runs."""
 
     first: Run
     compared: tuple[Compared, ...]
     computes_in: tuple[str, ...] = ()
+    baseline: Baseline | None = None
 
     @property
     def finding(self) -> Finding | None:
@@ -101,6 +103,11 @@ class Verdict:
             default=None,
         )
         return None if told is None else told[0]
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether the finding is a mistake."""
+        return self.finding is not None and self.finding.is_mistake
 
     @property
     def designs(self) -> tuple[str, ...]:
@@ -160,7 +167,8 @@ class ScriptComparison:
     """What is compared: a script with its arguments, the numbers of devices (the first is held as right), and caps.
 
     And micro-batches of a step, also on 2 devices alone. The script accumulates so many where its arguments have
-    ``{accumulate}``; else each pass of its loop becomes one, as in a sweep.
+    ``{accumulate}``; else each pass of its loop becomes one, as in a sweep. With ``makes_baseline`` the first run also
+    becomes a baseline.
     """
 
     script: str
@@ -171,6 +179,7 @@ class ScriptComparison:
     steps: int = 8
     script_may_write: bool = False
     python: str | None = None
+    makes_baseline: bool = False
 
     def __post_init__(self) -> None:
         several = len({*self.accumulates}) > 1
@@ -222,6 +231,7 @@ class ScriptComparison:
         several = [each for each in runs if each.devices > 1][:1]
         return (
             *as_it_is,
+            *([noisy_run(runs[0])] if self.makes_baseline else []),
             *(replace(each, folder=f"float32-{each.folder}", in_float32=True) for each in as_it_is),
             replace(runs[0], folder="unscaled", in_float32=True, without_scaler=True),
             *(replace(each, folder="overflow", overflow=True) for each in several),
@@ -255,7 +265,15 @@ def compare(comparison: ScriptComparison, progress: Progress) -> Verdict:
             if compared_samples(first, each, 0) is not Samples.SAME_ON_ALL_RANKS:
                 compared[run] = _drawn_without_seed(compared[run])
         scaled = [found for each in observed if each not in plain and (found := _scaled(each, judges))]
-        return Verdict(first.run, (*compared.values(), *scaled), report.computes_in)
+        return Verdict(first.run, (*compared.values(), *scaled), report.computes_in, _baseline(comparison, plain))
+
+
+def _baseline(comparison: ScriptComparison, runs: Sequence[Observed]) -> Baseline | None:
+    """Return the baseline that the first of these runs makes, where one is wanted."""
+    nulls = [each for each in runs if each.run.null_seed and not each.run.in_float32]
+    free = [each for each in nulls if each.run.free]
+    others = [each for each in nulls if not each.run.free]
+    return baseline_of(runs[0], free[0], others, comparison.arguments) if free else None
 
 
 @dataclass(frozen=True)
@@ -268,7 +286,7 @@ class _Judge:
     @staticmethod
     def of(runs: Sequence[Observed]) -> _Judge:
         """Return that of the first of these runs, with their nulls."""
-        return _Judge(runs[0], rounding_of(runs[0], [each for each in runs if each.run.null_seed]))
+        return _Judge(runs[0], rounding_of(runs[0], [each for each in runs if each.run.null_seed and not each.run.free]))
 
     def compared(self, other: Observed) -> Compared:
         """Compare a run of the same precision."""

@@ -22,7 +22,7 @@ import torch.multiprocessing
 from torch import distributed
 
 from dpsim.errors import ConfigError, text_of
-from dpsim.launch.user_program import module_name, run_as_main
+from dpsim.launch.user_program import main_module, module_name, run_as_main
 from dpsim.torch.script.probe import process_group, train_function
 from dpsim.torch.script.probe.accumulated import accumulate
 from dpsim.torch.script.probe.around import Script
@@ -217,7 +217,7 @@ def install(
 
 def _died(request: Any, error: BaseException) -> ConfigError:
     """The error of a script that raised one: where, what, and what to do."""
-    module = request.function.partition(":")[0] or "__main__"
+    module = request.function.partition(":")[0] or main_module(request.script)
     raiser = f"the {'function' if request.function else 'script'}"
     given = what_happened(module, request.name, error, raiser=raiser)
     if isinstance(error, SystemExit):

@@ -108,11 +108,11 @@ def calls_to(module: str, where: TracebackType | None) -> str:
     called = traceback.StackSummary.extract(iter(deque(since, maxlen=_MOST_CALLS)))
     if len(called) < 2:
         return ""
-    own = [index for index, call in enumerate(called) if _is_own(call.filename)]
+    own = [index for index, call in enumerate(called) if is_own(call.filename)]
     shown = sorted({*own[-_MOST_OWN:], *range(len(called))[-_INNERMOST:]})
     lines = ["", "  called through:"]
     lines += [
-        f"    {_path(call.filename)}:{call.lineno} in {call.name}: {call.line}"
+        f"    {short_path(call.filename)}:{call.lineno} in {call.name}: {call.line}"
         for call in map(called.__getitem__, shown)
     ]
     if called[-1].filename.startswith(_DPSIM):
@@ -123,12 +123,12 @@ def calls_to(module: str, where: TracebackType | None) -> str:
     return "\n".join(lines)
 
 
-def _is_own(filename: str) -> bool:
+def is_own(filename: str) -> bool:
     """Whether a file is the user's own: not of dpsim, of a library or of Python."""
     return not (filename.startswith((_DPSIM, _STANDARD_LIBRARY, "<frozen")) or _LIBRARIES.match(filename))
 
 
-def _path(filename: str) -> str:
+def short_path(filename: str) -> str:
     """A path as short as it can be: below the folder of the libraries or of dpsim, or the current one."""
     below = _LIBRARIES.sub("", filename).removeprefix(str(Path(_DPSIM).parent) + os.sep)
     return below.removeprefix(os.getcwd() + os.sep)

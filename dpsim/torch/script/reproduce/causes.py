@@ -26,12 +26,14 @@ from dpsim.torch.script.reproduce.differences import (
     RANDOM,
     REDUCED_NARROW,
     REPEATED,
+    SAMPLES,
     SCALE,
     SEEDS,
     SHARES,
     UNKNOWN,
     Finding,
     Step,
+    sampler_line,
 )
 from dpsim.torch.script.reproduce.observation import Observed, hashes_differ
 from dpsim.torch.script.reproduce.rounding import (
@@ -93,7 +95,7 @@ def _shards(first: Observed, other: Observed) -> Finding | None:
         f"each rank draws its shard by a seed of its own: of {found.size} samples {found.repeated} train more than"
         f" once in an epoch, and {found.never} never"
     )
-    return Finding(other.run.name, 1, "the samples of the first epoch", SEEDS, because)
+    return Finding(other.run.name, 1, f"{SAMPLES} of the first epoch", SEEDS, because, line=sampler_line(other))
 
 
 def _begun(step: Step) -> Finding | None:
@@ -123,7 +125,7 @@ def _samples(step: Step) -> Finding | None:
     found, ranks = compared(step.first, step.other, step.number), step.other.run.devices
     if step.other.run.same_samples and found is not Samples.SAME:
         found = Samples.OTHER
-    tensor = "the samples"
+    tensor = SAMPLES
     if found is Samples.SAME_ON_ALL_RANKS:
         return step.found(tensor, REPEATED, f"all {ranks} ranks train on the same samples: no sampler divides them")
     if found is Samples.OVERLAP:

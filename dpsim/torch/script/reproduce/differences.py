@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dpsim.torch.script.probe.reproduce.report import RankStep
 from dpsim.torch.script.reproduce.observation import Observed
-from dpsim.torch.script.reproduce.rounding import EPSILON, NARROW_EPSILON, Rounding
+from dpsim.torch.script.reproduce.rounding import EPSILON, LOSS, NARROW_EPSILON, Rounding
 
 REPEATED = "a sampler that repeats"
 PADDED = "a sampler that pads"
@@ -32,6 +32,8 @@ RANDOM = "random by design"
 OTHER_SAMPLES = "other samples"
 UNKNOWN = "no class of mistake that dpsim knows"
 
+SAMPLES = "the samples"
+_OF_SAMPLES = (REPEATED, PADDED, OTHER_SAMPLES)
 NO_MISTAKE = (RANDOM, OTHER_SAMPLES)
 """What makes runs incomparable, and is no mistake."""
 
@@ -40,7 +42,8 @@ NO_MISTAKE = (RANDOM, OTHER_SAMPLES)
 class Finding:
     """The first difference of a run that rounding does not explain: its step (from 1), tensor, class and reason.
 
-    ``difference`` and ``rounding`` are parts of the tensor's own size (None where values were not compared).
+    ``difference`` and ``rounding`` are parts of the tensor's own size (None where values were not compared). ``line`` is
+    that of the script which made the tensor's module, or the sampler where samples are the matter ("": not known).
     """
 
     run: str
@@ -50,6 +53,7 @@ class Finding:
     because: str
     difference: float | None = None
     rounding: float | None = None
+    line: str = ""
 
     @property
     def is_mistake(self) -> bool:
@@ -64,7 +68,15 @@ class Finding:
             text += f", differs by {self.difference:.2g} of its size"
         if self.rounding is not None:
             text += f" where rounding explains {self.rounding:.1g}"
-        return f"{text}, because {self.because} (class: {self.kind})."
+        what = "the sampler" if self.tensor.startswith(SAMPLES) else "its module"
+        made = f"; {what} is made in {self.line}" if self.line else ""
+        return f"{text}, because {self.because} (class: {self.kind}{made})."
+
+
+def sampler_line(run: Observed) -> str:
+    """Return the line that made the sampler of the loader that gave batches; empty if there are several loaders."""
+    loaders = run.reports[0].loaders
+    return loaders[0].line if len(loaders) == 1 else ""
 
 
 @dataclass(frozen=True)
@@ -98,4 +110,9 @@ class Step:
 
     def found(self, tensor: str, kind: str, because: str, **compared: float) -> Finding:
         """Return a finding in this step."""
-        return Finding(self.other.run.name, self.number + 1, tensor, kind, because, **compared)
+        line = sampler_line(self.other) if kind in _OF_SAMPLES else self._module_line(tensor)
+        return Finding(self.other.run.name, self.number + 1, tensor, kind, because, line=line, **compared)
+
+    def _module_line(self, tensor: str) -> str:
+        """The line that made the module of a parameter or buffer."""
+        return self.other.reports[0].lines.get(tensor.rpartition(".")[0], "") if tensor != LOSS else ""

@@ -13,7 +13,7 @@ from typing import Any
 from torch import distributed
 
 from dpsim.errors import ConfigError
-from dpsim.launch.user_program import run_as_main
+from dpsim.launch.user_program import main_module, run_as_main
 from dpsim.torch.script.probe import process_group
 from dpsim.torch.script.probe.accumulated import accumulate
 from dpsim.torch.script.probe.batches import replace_batch_size
@@ -164,7 +164,8 @@ def _ends_by_itself(script: str, arguments: Any) -> bool:
 
 
 def _died(script: str, error: BaseException) -> ConfigError:
-    given = what_happened("__main__", Path(script).name, error, on=f" on rank {os.environ['RANK']}")
+    module = main_module(script)
+    given = what_happened(module, Path(script).name, error, on=f" on rank {os.environ['RANK']}")
     if not isinstance(error, SystemExit):
-        given += calls_to("__main__", error.__traceback__)
+        given += calls_to(module, error.__traceback__)
     return ConfigError(given, remedy=remedy_of(error))

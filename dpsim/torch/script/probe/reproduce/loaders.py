@@ -23,6 +23,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dpsim.errors import ConfigError
 from dpsim.torch.script.probe.endings import Refused
+from dpsim.torch.script.probe.reproduce.lines import sampler_line, script_line
 from dpsim.torch.script.probe.reproduce.report import Loader, dealt, write_shards
 from dpsim.torch.script.probe.reproduce.streams import Whole, root_index
 
@@ -196,7 +197,7 @@ def install(loaders: Loaders) -> None:
         initialise(*bound.args, **bound.kwargs)
         object.__setattr__(self, "dpsim_number", len(loaders.reports))
         object.__setattr__(self, "dpsim_epoch", 0)
-        loaders.reports.append(_described(self))
+        loaders.reports.append(_described(self, script_line()))
 
     def watched(self: Any) -> Any:
         return _Watched(loaders, self, index_sampler(self))
@@ -239,7 +240,7 @@ def _same(one: Any, other: Any) -> bool:
     return alike and (one.data_ptr() == other.data_ptr() or torch.equal(one, other))
 
 
-def _described(loader: Any) -> Loader:
+def _described(loader: Any, line: str) -> Loader:
     batches = loader.batch_sampler  # one without a sampler divides batches in a way of its own, as Accelerate's does
     sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
     size = 0 if isinstance(loader.dataset, IterableDataset) else _length(loader.dataset)
@@ -248,6 +249,7 @@ def _described(loader: Any) -> Loader:
         data_size=size,
         sampler_size=0 if sampler is None else _length(sampler),
         sampler=type(batches if sampler is None else sampler).__name__,
+        line=sampler_line(sampler) or line,
     )
 
 

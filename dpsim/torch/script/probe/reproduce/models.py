@@ -10,9 +10,7 @@ import ctypes
 import functools
 import hashlib
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +24,7 @@ from dpsim.errors import ConfigError
 from dpsim.torch.script.probe.endings import Refused
 from dpsim.torch.script.probe.fsdp import ShardedModel, check_optimizer, give_up
 from dpsim.torch.script.probe.process_group import replace_everywhere
+from dpsim.torch.script.probe.reproduce.lines import script_line
 
 Tensor = Any
 
@@ -44,10 +43,7 @@ class InReplicas:
 
     def _registered(self, _: Any, __: str, parameter: Any) -> None:
         """Note the line of the script that registers a parameter with any module."""
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torch.", "dpsim.")):
-            frame = frame.f_back
-        self._lines[id(parameter)] = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        self._lines[id(parameter)] = script_line()
 
     def named_parameters(self) -> list[tuple[str, Any]]:
         """The names and parameters, as optimizers have them."""

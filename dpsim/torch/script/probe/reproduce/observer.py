@@ -17,6 +17,8 @@ from dpsim.errors import ConfigError
 from dpsim.torch.script.probe.around import Script, leading_extent, records_gradients
 from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
 from dpsim.torch.script.probe.fsdp import ShardedModel
+from dpsim.torch.script.probe.reproduce.environment import environment
+from dpsim.torch.script.probe.reproduce.lines import module_lines
 from dpsim.torch.script.probe.reproduce.loaders import Loaders
 from dpsim.torch.script.probe.reproduce.models import (
     Given,
@@ -89,6 +91,8 @@ class Observer(Script):
             scales=self.precision.scales,
             wrapper="DDP" if self.model is None else self.model.wrapper,
             loaders=self._loaders.used,
+            lines={} if self.model is None else module_lines(self.model.module),
+            environment=environment(),
             **fields,
         )
 
@@ -286,6 +290,8 @@ class Observer(Script):
         self.model.settle()
         self.streams.begin_step()
         path = self._first_folder / f"state-{self.steps}.pt"
+        if self._run.free and self.steps:
+            return
         if self._folder != self._first_folder:
             if not path.exists():
                 raise EnoughSteps

@@ -25,11 +25,12 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dpsim.errors import ConfigError
-from dpsim.launch.user_program import run_as_main
+from dpsim.launch.user_program import main_module, run_as_main
 from dpsim.torch.script.probe.accumulated import accumulate
 from dpsim.torch.script.probe.endings import Ending, EnoughSteps, Refused, end_process
 from dpsim.torch.script.probe.fsdp import watch
 from dpsim.torch.script.probe.process_group import connect
+from dpsim.torch.script.probe.reproduce import lines
 from dpsim.torch.script.probe.reproduce import loaders as data_loaders
 from dpsim.torch.script.probe.reproduce import streams as sample_streams
 from dpsim.torch.script.probe.reproduce.loaders import Loaders
@@ -111,6 +112,7 @@ def _become_rank(request: Any, run: Any, folder: Path, rank: int) -> NoReturn:
         become(rank, run.devices, own, seed=rank)
         if run.own_seeds and rank:
             torch.manual_seed(rank)
+        lines.install()
         loaders = Loaders(run, first, own, folder / first.folder, rank)
         data_loaders.install(loaders)
         observer = Observer(run, rank, request.steps, own, folder / first.folder, loaders)
@@ -178,13 +180,13 @@ def parts(error: ConfigError) -> tuple[str, str, str]:
 
 def died(request: Any, rank: int, error: BaseException) -> ConfigError:
     """Return the error of a script that raised ``error`` on a rank."""
-    name = Path(request.script).name
+    name, module = Path(request.script).name, main_module(request.script)
     try:
-        given = what_happened("__main__", name, error, on=f" on rank {rank} of {os.environ['WORLD_SIZE']}")
+        given = what_happened(module, name, error, on=f" on rank {rank} of {os.environ['WORLD_SIZE']}")
     except ConfigError as mistake:
         return mistake
     if not isinstance(error, SystemExit):
-        given += calls_to("__main__", error.__traceback__)
+        given += calls_to(module, error.__traceback__)
     return ConfigError(given, remedy=remedy_of(error))
 
 

@@ -36,12 +36,16 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Loader:
-    """A data loader: its batch size, the samples of its data set and of its sampler (0: not known)."""
+    """A data loader: its batch size, the samples of its data set and of its sampler (0: not known).
+
+    ``line`` is the line of the script that made its sampler or, where that is not known, the loader itself.
+    """
 
     batch_size: int
     data_size: int = 0
     sampler_size: int = 0
     sampler: str = ""
+    line: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,8 @@ class RankReport:
     a rank's own samples, ``switched`` the kinds of random numbers that were drawn from one stream a sample. DDP or FSDP
     is the ``wrapper``. ``narrow`` are the types of the model's parameters and buffers that have 16 bits, and
     ``narrow_norms`` those of layers that normalise. ``computes_in`` says what else has 16 bits, ``sent_as`` is the
-    16-bit type that a policy names for reductions, and ``scales`` whether a scaler scales the losses.
+    16-bit type that a policy names for reductions, and ``scales`` whether a scaler scales the losses. ``lines`` are those
+    of the script that made the model's modules, by their names. ``environment`` is what the bits depend on.
     """
 
     ended: bool = False
@@ -69,6 +74,8 @@ class RankReport:
     sent_as: str = ""
     scales: bool = False
     loaders: tuple[Loader, ...] = ()
+    lines: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
