@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -157,7 +159,7 @@ def _reproduction(given: ReproduceFlags) -> Reproduction:
 
 
 _OF_ALL_SCRIPTS = ["torch_script", "python", "script_may_write", "devices", "steps", "json"]
-_OF_SCRIPTS = [*_OF_ALL_SCRIPTS, "fusion_threshold_bytes", "accumulate", "against", "output"]
+_OF_SCRIPTS = [*_OF_ALL_SCRIPTS, "fusion_threshold_bytes", "accumulate", "compute_dtype", "against", "output"]
 _OF_RESUMED = [*_OF_ALL_SCRIPTS, "resume_on"]
 
 
@@ -197,7 +199,8 @@ def _resumed(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> 
     with show.progress() as progress:
         resumed = resume(resumption, progress)
     if given.json:
-        show.print_json("reproduce", [resumed.point], {"verdict": " ".join(resumed.sentences)})
+        words = " ".join(resumed.sentences)
+        show.print_json("reproduce", [resumed.point], {"verdict": words, "text": words, "comparable": True})
     else:
         print("\n".join(resumed.sentences))
     return 1 if resumed.judged.losses else 0
@@ -221,6 +224,7 @@ def _script(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> i
             devices=readers.listed("--devices", given.devices, readers.whole_numbers("--devices")),
             caps_bytes=given.values().get("fusion_threshold_bytes"),
             accumulates=given.values().get("accumulate"),
+            compute_dtype=given.values().get("compute_dtype"),
             steps=given.steps,
         ),
     )
@@ -237,9 +241,12 @@ def _script(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> i
 
 
 def _print(verdict: Verdict, held: BaselineComparison | None, *, json: bool) -> None:
-    """Print the comparison of a script's runs, and with a baseline."""
+    """Print the comparison of a script's runs, and with a baseline; with ``json`` its text is part of the object."""
     sentences = [*(f"By design: {design}." for design in verdict.designs), verdict.sentence]
     sentences += [] if held is None else held.sentences
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        _print_table(verdict)
+        print("\n".join(sentences))
     if json:
         points = [each.point for each in verdict.compared]
         baseline = {} if held is None else {"differs_from_baseline": held.differs, "baseline": " ".join(held.sentences)}
@@ -248,11 +255,11 @@ def _print(verdict: Verdict, held: BaselineComparison | None, *, json: bool) -> 
             "comparable": verdict.finding is None or verdict.is_mistake,
             "by_design": list(verdict.designs),
             "first": verdict.first.name,
+            "text": text.getvalue(),
         }
         show.print_json("reproduce", points, summary | baseline)
         return
-    _print_table(verdict)
-    print("\n".join(sentences))
+    print(text.getvalue(), end="")
 
 
 def _print_table(verdict: Verdict) -> None:

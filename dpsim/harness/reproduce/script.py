@@ -69,6 +69,7 @@ class Compared:
         """Return the flat record of this run."""
         finding = {} if self.finding is None else vars(self.finding) | {"is_mistake": self.finding.is_mistake}
         return {
+            "run": self.run.name,
             "devices": self.run.devices,
             "bucket_cap_bytes": self.run.bucket_cap_bytes,
             "accumulate": self.run.accumulate,
@@ -168,7 +169,7 @@ class ScriptComparison:
 
     And micro-batches of a step, also on 2 devices alone. The script accumulates so many where its arguments have
     ``{accumulate}``; else each pass of its loop becomes one, as in a sweep. With ``makes_baseline`` the first run also
-    becomes a baseline.
+    becomes a baseline. With a ``compute_dtype`` of 16 bits it computes under autocast to that type.
     """
 
     script: str
@@ -180,6 +181,7 @@ class ScriptComparison:
     script_may_write: bool = False
     python: str | None = None
     makes_baseline: bool = False
+    compute_dtype: str = ""
 
     def __post_init__(self) -> None:
         several = len({*self.accumulates}) > 1
@@ -432,6 +434,7 @@ def _observed(comparison: ScriptComparison, runs: Sequence[Run], folder: Path, p
         steps=comparison.steps,
         runs=tuple(runs),
         first_is_there=there,
+        autocast="" if comparison.compute_dtype == "float32" else comparison.compute_dtype,
     )
     codec.write(folder / REQUEST, request)
     names = [run.name for run in runs if not (run.in_float32 or run.overflow)]

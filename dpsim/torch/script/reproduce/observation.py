@@ -72,7 +72,7 @@ class Run(Noun, frozen=True):
 class RunsRequest(Noun, frozen=True):
     """Runs of a script one after the other, so many steps each; the first is the one that all begin their steps from.
 
-    ``first_is_there``: its files are there already.
+    ``first_is_there``: its files are there already. With ``autocast`` all of it runs under autocast to that type.
     """
 
     script: str
@@ -80,6 +80,7 @@ class RunsRequest(Noun, frozen=True):
     steps: int
     runs: tuple[Run, ...]
     first_is_there: bool = False
+    autocast: str = ""
 
 
 def read_step(folder: Path, rank: int, number: int) -> RankStep:

@@ -7,6 +7,7 @@ PyTorch is loaded once: ranks are forked from this process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -157,8 +158,10 @@ def _ran(request: Any, rank: int, observer: Observer, folder: Path) -> RankRepor
 
     Ending.begun = begun
     error: ConfigError | None = None
+    narrow = torch.autocast("cpu", getattr(torch, request.autocast)) if request.autocast else contextlib.nullcontext()
     try:
-        run_as_main(request.script, request.arguments)
+        with narrow:
+            run_as_main(request.script, request.arguments)
     except EnoughSteps:
         return observer.report()
     except Refused as refused:
