@@ -41,7 +41,7 @@ DIGESTS := reproduce --devices 1,2 --algorithm ring,auto --steps 5
 
 help:
 	@echo "make sweep   which fusion threshold is fastest here? (under 2 minutes on 2 cores; it says where the report is)"
-	@echo "make dist    build a source distribution and a wheel into dist/, and print the line that installs it into another environment"
+	@echo "make dist    build a source distribution and a wheel into dist/, and print the lines that install it, and pytest's plug-in"
 	@echo "make docs    build the site of the documentation into build/docs (under a minute, as is installing MkDocs first)"
 	@echo "make accuracy   how right are the predictions? many sweeps, at most an hour; continues where it was interrupted"
 	@echo "make neighbours   what do sweeps say beside other processes? eight sweeps, under 20 minutes; continues where it was interrupted"
@@ -122,8 +122,11 @@ endif
 dist: $(VENV)/.ready
 	$(PIP) build
 	@mkdir -p $(DIST)
-	$(BIN)/python -m build --outdir $(DIST) . > $(DIST)/build.log || { cat $(DIST)/build.log; exit 1; }
-	@echo "to install it into another environment, with an MPI library: pip install '$$(ls -t $(abspath $(DIST))/*.whl | head -1)[mpich]'"
+	{ $(BIN)/python -m build --outdir $(DIST) . && $(BIN)/python -m build --wheel --outdir $(DIST) dpsim/testing; } > $(DIST)/build.log \
+	|| { cat $(DIST)/build.log; exit 1; }
+	@rm -rf dpsim/testing/build dpsim/testing/*.egg-info
+	@echo "to install it into another environment, with an MPI library: pip install '$$(ls -t $(abspath $(DIST))/dpsim_train-*.whl | head -1)[mpich]'"
+	@echo "to install pytest's plug-in where you train:                 pip install '$$(ls -t $(abspath $(DIST))/dpsim_pytest-*.whl | head -1)'"
 
 docs: $(VENV)-docs/.ready
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet

@@ -40,7 +40,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(dist: Path) -> Path:
-    [built] = dist.glob("*.whl")
+    [built] = dist.glob("dpsim_train-*.whl")
     return built
 
 

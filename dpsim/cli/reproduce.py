@@ -230,12 +230,14 @@ def _script(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> i
     )
     saved = None
     if given.against is not None:
-        saved = read_baseline(given.against, comparison.runs[0], arguments)
+        saved = read_baseline(given.against, comparison.training)
     with show.progress() as progress:
         verdict = compare(comparison, progress)
-    held = compare_with_baseline(verdict.baseline, saved) if verdict.baseline is not None and saved is not None else None
-    if given.output is not None and verdict.baseline is not None:
-        codec.write(given.output, verdict.baseline)
+    held, made = None, verdict.baseline
+    if made is not None and saved is not None:
+        held = compare_with_baseline(made, saved)
+    if made is not None and given.output is not None:
+        codec.write(given.output, made)
     _print(verdict, held, json=given.json)
     return 1 if verdict.is_mistake or (held is not None and held.differs) else 0
 

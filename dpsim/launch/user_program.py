@@ -13,11 +13,10 @@ from pathlib import Path
 
 from dpsim.errors import ConfigError, is_missing
 
-
 FUNCTION = "::"
 """Between the path of a Python file and the name of a function in it, as pytest writes them."""
 PATH_VARIABLE = "DPSIM_FUNCTION_PATH"
-"""The environment variable with more folders from which the file of a function imports, as ``PYTHONPATH`` lists them."""
+"""The environment variable with more folders from which a function's file imports, as ``PYTHONPATH`` lists them."""
 
 
 def is_module(program: str) -> bool:

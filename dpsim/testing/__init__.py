@@ -25,6 +25,10 @@ _INSTALL = (
     "in the folder of dpsim's repository, make dist prints the line that installs it into an environment of its own;"
     " then put its folder bin on PATH, or name its Python by DPSIM_PYTHON"
 )
+_COMPARABLE = (
+    "  allowed: the same samples, and the same random numbers, on any number of devices\n"
+    "  to do:   seed what draws them, and let each rank take its part of one global batch\n"
+)
 _session: dict[str, Any] = {"item": None, "update": False}
 """The test that runs now, and whether baselines are written."""
 
@@ -73,7 +77,10 @@ def assert_same_training(
     if (item := _session["item"]) is not None:
         item.user_properties.append(("dpsim", {"program": program, **answer}))
     if answer["code"] or not summary["comparable"]:
-        remedy = f"\nIf this is as it should be: pytest {UPDATE}" if summary.get("differs_from_baseline") else ""
+        remedy = _COMPARABLE if not summary["comparable"] else ""
+        remedy += (
+            f"  to do:   undo what changed it, or pytest {UPDATE}\n" if summary.get("differs_from_baseline") else ""
+        )
         raise TrainingDiffers("\n" + summary["text"] + remedy)
     if resume_on is not None:
         resumed = ["--devices", str(devices[-1]), "--resume-on", str(resume_on), "--", *arguments]
@@ -90,7 +97,7 @@ def _listed(values: Sequence[Any]) -> str:
 
 
 def _program(training: str | Callable[[], Any]) -> str:
-    """Return what ``--torch-script`` takes: a script, a module, or ``FILE.py::FUNCTION``. Raises ``TrainingDiffers``."""
+    """Return what ``--torch-script`` takes: a script, a module or ``FILE.py::FUNCTION``. Raises ``TrainingDiffers``."""
     __tracebackhide__ = True
     if isinstance(training, (str, os.PathLike)):
         path = os.fspath(training)
@@ -131,7 +138,7 @@ def _dpsim() -> list[str]:
     )
 
 
-def _answer(command: list[str], ranks: int, timeout_s: float) -> dict[str, Any]:
+def _answer(command: list[str], ranks: int, timeout_s: float | None) -> dict[str, Any]:
     """Run dpsim once there are cores for its ranks; return its JSON object and its exit ``code``.
 
     Raises ``TrainingDiffers`` where it gives none. No process is left, however this ends.
@@ -191,11 +198,13 @@ def _ended(process: Any) -> tuple[str, str]:
 
     if process.poll() is None:
         process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=_GRACE_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        return process.communicate()
+        try:
+            printed = process.communicate(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            printed = process.communicate()
+        return str(printed[0]), str(printed[1])
     return "", ""
 
 
@@ -229,9 +238,9 @@ def _cores(ranks: int) -> Any:
             free = [opened(f"core-{number}") for number in range(count)]
             with open(os.path.join(folder, "queue"), "w") as queue:
                 fcntl.flock(queue, fcntl.LOCK_EX)  # who has waited longest gets what becomes free
-                for _ in range(min(ranks, count)):
-                    while not any(_locked(file) and (free.remove(file) or True) for file in tuple(free)):
-                        time.sleep(0.05)
+                while len(free) > count - min(ranks, count):
+                    free = [file for file in free if not _locked(file)]
+                    time.sleep(0.02)
             yield
 
     return held()
@@ -279,8 +288,8 @@ def pytest_configure(config: Any) -> None:
     _session["update"] = config.getoption(UPDATE)
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(devices=(1, 2, 4), **options): the test itself is a training, which must be the same on these numbers"
-        " of devices: options of dpsim.testing.assert_same_training",
+        f"{MARKER}(devices=(1, 2, 4), **options): the test itself is a training, which must be the same on these"
+        " numbers of devices: options of dpsim.testing.assert_same_training",
     )
 
 
@@ -316,8 +325,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def _told_github(answers: Sequence[dict[str, Any]]) -> list[str]:
     """Add a table for each comparison to the summary of the job; return the lines that annotate the files."""
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with open(path, "a", encoding="utf-8") as file:
-            file.writelines(map(_markdown, answers))
+        with open(path, "a", encoding="utf-8") as summary:
+            summary.writelines(map(_markdown, answers))
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return []
     lines = []
@@ -347,23 +356,25 @@ def _markdown(answer: dict[str, Any]) -> str:
     told = [f"By design: {design}." for design in summary.get("by_design", ())]
     told += [summary["verdict"], summary.get("baseline", "")]
     lines = "\n".join(rows).replace("\n\n", "\n")
-    return f"### {mark} dpsim: `{answer['program']}` against {summary.get('first', '')}\n\n{lines}\n\n{' '.join(told)}\n\n"
+    return (
+        f"### {mark} dpsim: `{answer['program']}` against {summary.get('first', '')}\n\n{lines}\n\n{' '.join(told)}\n\n"
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
     """``python -m dpsim.testing SCRIPT FLAGS``: ``dpsim reproduce`` of a script, told to GitHub Actions too."""
     program, *flags = arguments or ["--help"]
     if program.startswith("-"):
-        print("usage: python -m dpsim.testing SCRIPT [flags of dpsim reproduce --torch-script] [-- arguments of SCRIPT]")
+        print(
+            "usage: python -m dpsim.testing SCRIPT [flags of dpsim reproduce --torch-script] [-- arguments of SCRIPT]"
+        )
         return 2
     command = [*_dpsim(), "reproduce", "--torch-script", program, "--python", sys.executable, "--json", *flags]
     try:
-        answer = {"program": program, **_answer(command, 1, float("inf"))}
+        answer = {"program": program, **_answer(command, 1, None)}
     except TrainingDiffers as error:
         print(str(error).strip(), file=sys.stderr)
         return 2
     print(answer["summary"]["text"], end="")
     print("\n".join(_told_github([answer])))
     return int(answer["code"])
-
-

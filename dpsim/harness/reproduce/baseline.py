@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
@@ -25,30 +27,18 @@ SCHEMA = "dpsim.baseline/1"
 class Baseline(Noun, frozen=True):
     """The first run of a script, step by step.
 
-    ``losses`` are means over ranks and micro-batches; ``rounding`` is how far rounding alone had moved the loss by each
-    step, in a training that went its own way with the noise of one rounding in every module's output. ``digests`` are
-    of the parameters before each step and the gradients that its update got. ``environment`` is what bits depend on.
+    ``training`` is what makes it another training. ``losses`` are means over ranks and micro-batches; ``rounding`` is
+    how far rounding alone had moved the loss by each step, in a training that went its own way with the noise of one
+    rounding in every module's output. ``digests`` are of the parameters before each step and the gradients that its
+    update got. ``environment`` is what bits depend on.
     """
 
-    devices: int
-    accumulate: int
-    bucket_cap_bytes: float | None
-    arguments: tuple[str, ...]
+    training: Mapping[str, str]
     losses: tuple[float | None, ...]
     rounding: tuple[float, ...]
     digests: tuple[str, ...]
     environment: Mapping[str, str]
     schema: str = SCHEMA
-
-    @property
-    def training(self) -> dict[str, object]:
-        """What makes it another training."""
-        return {
-            "devices": self.devices,
-            "micro-batches": self.accumulate,
-            "bucket cap in bytes": self.bucket_cap_bytes,
-            "arguments": " ".join(self.arguments),
-        }
 
 
 @dataclass(frozen=True)
@@ -59,9 +49,9 @@ class BaselineComparison:
     sentences: tuple[str, ...]
 
 
-def baseline_of(first: Observed, noisy: Observed, nulls: Sequence[Observed], arguments: tuple[str, ...]) -> Baseline:
+def baseline_of(first: Observed, noisy: Observed, nulls: Sequence[Observed], training: Mapping[str, str]) -> Baseline:
     """Return the baseline of the first run, which ``noisy`` repeats on its own way, and ``nulls`` step by step."""
-    run, steps = first.run, min(first.steps, noisy.steps)
+    steps = min(first.steps, noisy.steps)
     losses = [mean_loss(first.step(number)) for number in range(steps)]
 
     def moved(number: int) -> float:
@@ -71,10 +61,7 @@ def baseline_of(first: Observed, noisy: Observed, nulls: Sequence[Observed], arg
         return max([*finite, EPSILON * abs(losses[number]) if math.isfinite(losses[number]) else 0.0])
 
     return Baseline(
-        devices=run.devices,
-        accumulate=run.accumulate,
-        bucket_cap_bytes=run.bucket_cap_bytes,
-        arguments=arguments,
+        training=training,
         losses=tuple(each if math.isfinite(each) else None for each in losses),
         rounding=tuple(accumulate(map(moved, range(steps)), max)),
         digests=tuple(_digest(first.step(number)) for number in range(steps)),
@@ -84,75 +71,61 @@ def baseline_of(first: Observed, noisy: Observed, nulls: Sequence[Observed], arg
 
 def noisy_run(first: Run) -> Run:
     """Return the run that goes its own way with the noise of roundings."""
-    return Run(
-        folder="null-free",
-        devices=first.devices,
-        bucket_cap_bytes=first.bucket_cap_bytes,
-        accumulate=first.accumulate,
-        wraps=first.wraps,
-        running_norms=first.running_norms,
-        null_seed=3,
-        free=True,
-    )
+    return replace(first, folder="null-free", null_seed=3, free=True)
 
 
-def read_baseline(path: Path, now: Run, arguments: tuple[str, ...]) -> Baseline:
-    """Read a baseline, and check that it is of the training that begins with the run ``now``.
+def read_baseline(path: Path, training: Mapping[str, str]) -> Baseline:
+    """Read a baseline, and check that it is of this training.
 
     Raises ``FileFormatError``, and ``ConfigError`` for one of another training.
     """
     saved = codec.read(path, Baseline, "baseline", SCHEMA)
-    here = {
-        "devices": now.devices,
-        "micro-batches": now.accumulate,
-        "bucket cap in bytes": now.bucket_cap_bytes,
-        "arguments": " ".join(arguments),
-    }
-    if saved.training != here:
-        differing = [f"{name}: {saved.training[name]} there, {here[name]} here" for name in here]
-        different = [text for name, text in zip(here, differing, strict=True) if saved.training[name] != here[name]]
+    if differing := _differing(saved.training, training):
         raise ConfigError(
-            f"the baseline {path} is of another training: {'; '.join(different)}",
-            allowed="a baseline of the same first number of devices, micro-batches, bucket cap and arguments",
+            f"the baseline {path} is of another training: {differing}",
+            allowed="a baseline of the same first run, type and arguments",
             remedy="make it anew: --output in place of --against (with pytest: --dpsim-update)",
         )
     return saved
+
+
+def _differing(there: Mapping[str, str], here: Mapping[str, str]) -> str:
+    """Return what differs, in words; empty if nothing does."""
+    names = [name for name in dict.fromkeys([*there, *here]) if there.get(name) != here.get(name)]
+    return "; ".join(
+        f"{name} {there.get(name, 'not known')} there, {here.get(name, 'not known')} here" for name in names
+    )
 
 
 def compare_with_baseline(now: Baseline, saved: Baseline) -> BaselineComparison:
     """Hold a run against its baseline."""
     steps = min(len(now.losses), len(saved.losses))
     for number in range(steps):
-        before, after = saved.losses[number], now.losses[number]
-        explained = max(now.rounding[number], saved.rounding[number])
-        if before is None or after is None:
-            if before is not after:
-                given = ["not a number" if each is None else f"{each:.8g}" for each in (after, before)]
-                return BaselineComparison(
-                    True, (f"The loss of step {number + 1} is {given[0]}, in the baseline {given[1]}.",)
-                )
-        elif abs(after - before) > ALLOWANCE * explained:
-            return BaselineComparison(
-                True,
-                (
-                    f"The training is not that of the baseline: the loss of step {number + 1} is {after:.8g} in place of"
-                    f" {before:.8g}; they differ by {abs(after - before):.2g} where rounding explains {explained:.1g}.",
-                ),
-            )
+        if difference := _other_loss(now, saved, number):
+            return BaselineComparison(True, (difference,))
     losses = f"The losses of {steps} steps are those of the baseline within rounding."
-    names = dict.fromkeys([*saved.environment, *now.environment])
-    other = [
-        f"{name} is {saved.environment.get(name) or 'not known'} there, {now.environment.get(name) or 'not known'} here"
-        for name in names
-        if saved.environment.get(name) != now.environment.get(name)
-    ]
-    if other:
-        return BaselineComparison(False, (losses, f"Bits are not compared: {'; '.join(other)}."))
+    if other := _differing(saved.environment, now.environment):
+        return BaselineComparison(False, (losses, f"Bits are not compared: {other}."))
     for number in range(steps):
         if now.digests[number] != saved.digests[number]:
             changed = f"Its bits are others from step {number + 1} on, in an equal environment."
             return BaselineComparison(True, (losses, changed))
-    return BaselineComparison(False, (losses.replace(" within rounding", ", to the bit"),))
+    return BaselineComparison(False, (f"The {steps} steps are those of the baseline to the bit.",))
+
+
+def _other_loss(now: Baseline, saved: Baseline, number: int) -> str:
+    """Return how the loss of a step differs from the baseline's by more than rounding; empty if it does not."""
+    here, there = now.losses[number], saved.losses[number]
+    given = ["not a number" if each is None else f"{each:.8g}" for each in (here, there)]
+    difference = (
+        f"The training is not that of the baseline: the loss of step {number + 1} is {given[0]}, not {given[1]}"
+    )
+    if here is None or there is None:
+        return "" if here is there else f"{difference}."
+    explained, apart = max(now.rounding[number], saved.rounding[number]), abs(here - there)
+    if apart <= ALLOWANCE * explained:
+        return ""
+    return f"{difference}; they are {apart:.2g} apart where rounding explains {explained:.1g}."
 
 
 def _digest(ranks: Sequence[RankStep]) -> str:

@@ -40,6 +40,7 @@ from dpsim.torch.script.reproduce.rounding import (
 from dpsim.torch.script.reproduce.samples import Samples, padding, told_by_index
 from dpsim.torch.script.reproduce.samples import compared as compared_samples
 from dpsim.torch.script.reproduce.sixteen_bits import overflow, with_scaler
+from dpsim.units import format_size
 
 _MOST_DEVICES = 64
 _UNJUDGED = "(in float32 the script does not train)"
@@ -84,7 +85,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What all runs came to. ``computes_in`` says what the script computes in 16 bits; ``baseline`` is for later runs."""
+    """What all runs came to. ``computes_in`` says what computes in 16 bits; later runs have the ``baseline``."""
 
     first: Run
     compared: tuple[Compared, ...]
@@ -209,6 +210,18 @@ class ScriptComparison:
         return job_python(self.python)
 
     @property
+    def training(self) -> dict[str, str]:
+        """What makes the first run another training than that of a baseline."""
+        cap = self.caps_bytes[0] if self.caps_bytes else None
+        return {
+            "devices": str(self.devices[0]),
+            "micro-batches": str(self.accumulates[0]),
+            "bucket cap": "the script's" if cap is None else format_size(cap),
+            "type": self.compute_dtype or "float32",
+            "arguments": " ".join(self.arguments) or "none",
+        }
+
+    @property
     def runs(self) -> tuple[Run, ...]:
         """The first run, its nulls, and all others; then those of scripts that compute in 16 bits or scale losses."""
         accumulates = tuple(dict.fromkeys(self.accumulates))
@@ -275,7 +288,7 @@ def _baseline(comparison: ScriptComparison, runs: Sequence[Observed]) -> Baselin
     nulls = [each for each in runs if each.run.null_seed and not each.run.in_float32]
     free = [each for each in nulls if each.run.free]
     others = [each for each in nulls if not each.run.free]
-    return baseline_of(runs[0], free[0], others, comparison.arguments) if free else None
+    return baseline_of(runs[0], free[0], others, comparison.training) if free else None
 
 
 @dataclass(frozen=True)
@@ -288,7 +301,8 @@ class _Judge:
     @staticmethod
     def of(runs: Sequence[Observed]) -> _Judge:
         """Return that of the first of these runs, with their nulls."""
-        return _Judge(runs[0], rounding_of(runs[0], [each for each in runs if each.run.null_seed and not each.run.free]))
+        nulls = [each for each in runs if each.run.null_seed and not each.run.free]
+        return _Judge(runs[0], rounding_of(runs[0], nulls))
 
     def compared(self, other: Observed) -> Compared:
         """Compare a run of the same precision."""

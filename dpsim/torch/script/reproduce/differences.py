@@ -42,8 +42,8 @@ NO_MISTAKE = (RANDOM, OTHER_SAMPLES)
 class Finding:
     """The first difference of a run that rounding does not explain: its step (from 1), tensor, class and reason.
 
-    ``difference`` and ``rounding`` are parts of the tensor's own size (None where values were not compared). ``line`` is
-    that of the script which made the tensor's module, or the sampler where samples are the matter ("": not known).
+    ``difference`` and ``rounding`` are parts of the tensor's own size (None where values were not compared). ``line``
+    is that which made the tensor's module, or the sampler where samples are the matter ("": not known).
     """
 
     run: str

@@ -32,8 +32,8 @@ class Run(Noun, frozen=True):
     own; otherwise ranks begin with the same. With ``in_float32`` autocast and policies cast to float32
     and not to 16 bits; ``without_scaler`` losses are not scaled. With ``overflow`` the last rank's first gradients are
     infinite. A step has ``accumulate`` micro-batches: the script is told so where its arguments have ``{accumulate}``,
-    or each pass of its loop is one (``wraps``). Where runs differ in that batch norm takes ``running_norms``. A run that
-    is ``free`` begins its first step alone from the state of the first run, and the others from its own.
+    or each pass of its loop is one (``wraps``). Where runs differ in that batch norm takes ``running_norms``.
+    A ``free`` run begins its first step alone from the state of the first run, and the others from its own.
     """
 
     folder: str

@@ -56,8 +56,8 @@ class RankReport:
     a rank's own samples, ``switched`` the kinds of random numbers that were drawn from one stream a sample. DDP or FSDP
     is the ``wrapper``. ``narrow`` are the types of the model's parameters and buffers that have 16 bits, and
     ``narrow_norms`` those of layers that normalise. ``computes_in`` says what else has 16 bits, ``sent_as`` is the
-    16-bit type that a policy names for reductions, and ``scales`` whether a scaler scales the losses. ``lines`` are those
-    of the script that made the model's modules, by their names. ``environment`` is what the bits depend on.
+    16-bit type that a policy names for reductions, and ``scales`` whether a scaler scales the losses. ``lines`` of the
+    script made the modules of the model with these names. ``environment`` is what the bits depend on.
     """
 
     ended: bool = False
