@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -94,6 +95,37 @@ def test_commands_run_without_a_checkout_and_without_a_compiler(installed: Path,
     succeeded(dpsim, "predict", "--page", "page.html", folder=tmp_path)
     assert "</html>" in (tmp_path / "page.html").read_text()
     assert "identical" in succeeded(dpsim, "reproduce", "--devices", "1,2", "--steps", "2", folder=tmp_path)
+
+
+def test_the_plug_in_is_one_file_that_needs_nothing(dist: Path) -> None:
+    [plug_in] = dist.glob("dpsim_pytest-*.whl")
+    archive = zipfile.ZipFile(plug_in)
+    files = [name for name in archive.namelist() if ".dist-info/" not in name]
+    assert files == ["dpsim/testing/__init__.py", "dpsim/testing/__main__.py"]
+    metadata = next(name for name in archive.namelist() if name.endswith("METADATA"))
+    text = archive.read(metadata).decode()
+    assert "Requires-Dist" not in text and "Requires-Python: >=3.9" in text
+
+
+def test_the_workflow_for_github_installs_dpsim_and_the_plug_in(tmp_path: Path) -> None:
+    """The step as a runner runs it, but for what dpsim needs, which other tests fetch."""
+    action, job = tmp_path / "action", tmp_path / "job"
+    succeeded("git", "clone", "--quiet", ROOT, action, folder=tmp_path)
+    succeeded(Path(sys.base_prefix) / "bin" / "python3", "-m", "venv", job, folder=tmp_path)
+    step = re.findall(r"^      run: \|\n((?:^        .*\n)+)", (ROOT / "action.yml").read_text(), re.MULTILINE)[0]
+    variables = {
+        "RUNNER_TEMP": str(tmp_path),
+        "GITHUB_ACTION_PATH": str(action),
+        "GITHUB_ENV": str(tmp_path / "variables"),
+        "PATH": f"{job / 'bin'}{os.pathsep}{Path(sys.base_prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PIP_NO_DEPS": "1",
+    }
+    succeeded("bash", "-eo", "pipefail", "-c", step, folder=tmp_path, **variables)
+    name, _, python = (tmp_path / "variables").read_text().strip().partition("=")
+    assert name == "DPSIM_PYTHON"
+    assert succeeded(python, "-c", "import dpsim.cli.reproduce, dpsim; print(dpsim.__version__)", folder=tmp_path)
+    code = "import dpsim.testing, importlib.util as u; print(u.find_spec('dpsim.cli'), dpsim.testing.__all__)"
+    assert "None ['TrainingDiffers'" in succeeded(job / "bin" / "python", "-c", code, folder=tmp_path)
 
 
 @pytest.mark.torch
