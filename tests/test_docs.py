@@ -65,7 +65,7 @@ def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
             assert "Traceback" not in done.stderr, f"{text}\n{done.stderr}"
             assert page.stem != "ledger" or "2 predictions scored" in done.stdout, done.stdout
         else:
-            assert language in ("text", "toml", "json", ""), f"a block {language!r} that nobody runs:\n{text}"
+            assert language in ("text", "toml", "json", "yaml", ""), f"a block {language!r} that nobody runs:\n{text}"
 
 
 @pytest.mark.slow
