@@ -37,6 +37,7 @@ OTHERS = frozenset(
         "--parsable",
         "--pid",
         "--quick",
+        "--dpsim-update",
         "--quiet",
         "--report-api-errors",
         "--study",
@@ -48,7 +49,7 @@ OTHERS = frozenset(
         "--width",
     ]
 )
-"""Flags of other programs (mpiexec, pip, git, Slurm, compute-sanitizer, the experiments, a user's own script), and of
+"""Flags of other programs (mpiexec, pip, pytest, git, Slurm, compute-sanitizer, the experiments, a user's own script), and of
 every command."""
 
 
