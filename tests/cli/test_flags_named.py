@@ -49,8 +49,8 @@ OTHERS = frozenset(
         "--width",
     ]
 )
-"""Flags of other programs (mpiexec, pip, pytest, git, Slurm, compute-sanitizer, the experiments, a user's own script), and of
-every command."""
+"""Flags of other programs (mpiexec, pip, pytest, git, Slurm, compute-sanitizer, the experiments, a user's own script),
+and of every command."""
 
 
 def _known() -> set[str]:
