@@ -74,4 +74,6 @@ class Checked:
         """Whether everything is as stated and today's model predicts the same, or why not."""
         if self.damage:
             return "damaged"
-        return "verified" if self.model_version == self.today else "of another model"
+        predicted = [record.agrees for record in self.records if record.agrees is not None]
+        same = bool(predicted) and all(predicted)
+        return "verified" if self.model_version == self.today or same else "of another model"
