@@ -245,7 +245,8 @@ def compare(comparison: ScriptComparison, progress: Progress) -> Verdict:
 
         firsts = [judge.first for judge in judges.values()]
         compared = {each.run: judged(each) for each in others if each not in firsts}
-        for change in (_with_own_batches, _with_same_samples):
+        loads = any(report.loaders for each in others for report in each.reports)
+        for change in (_with_own_batches, _with_same_samples) if loads else ():
             again = {run: repeat for run, each in compared.items() if (repeat := change(first, each))}
             for run, each in _again(comparison, first, again, folder, progress):
                 repeated = judged(each)

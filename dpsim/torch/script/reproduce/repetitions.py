@@ -16,9 +16,10 @@ Batches = list[tuple[int, ...]]
 def too_fast(first: Observed, other: Observed) -> Finding | None:
     """Whether a setting, such as a learning rate, is in each step what it is in the first run n times as late.
 
-    n is the quotient of the parts into which a global batch is divided: devices, or micro-batches.
+    n is the quotient of the parts into which a global batch is divided: devices, or micro-batches. Where each pass of
+    the script's loop was made one of these, its scheduler is stepped in all of them by no mistake of the script.
     """
-    times = other.run.parts // first.run.parts
+    times = 1 if other.run.wraps else other.run.parts // first.run.parts
     steps = min(len(first.settings), len(other.settings))
     reached = range(1, (steps - 1) // times + 1) if times > 1 else range(0)
     for name, start in first.settings[0].items() if reached else ():
