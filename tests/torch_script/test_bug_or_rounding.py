@@ -434,6 +434,20 @@ optimizer.step()""",
 }
 
 
+DRAWN_WITH_A_HEAD = {
+    "model": "body, head = nn.Sequential(nn.Linear(16, 32), nn.ReLU()), nn.Linear(32, 5)",
+    "wrap": "body = DDP(body)",
+    "optimizer": "optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)",
+    "more": "torch.manual_seed(rank)",
+    "step": """\
+x = torch.randn(8, 16)
+optimizer.zero_grad()
+F.cross_entropy(head(body(x)), x.abs()[:, :5].softmax(1)).backward()
+optimizer.step()""",
+}
+"""Batches that cannot be compared with those on one device, and a mistake that ranks show by themselves."""
+
+
 def named(name: str) -> Case:
     return next(each for each in (*MISTAKES, *BY_DESIGN, *CLEAN, *NARROW_MISTAKES, *NARROW_CLEAN) if each.name == name)
 
@@ -481,6 +495,17 @@ def judged(dpsim: Dpsim, folder: Path, case: Case, devices: str = "1,2", steps: 
         (Case("subsets of the ranks", SUBSETS), 0, IS_ROUNDING.replace(".", ", apart from what differs by design.")),
         (Case("a library's shards", SHARDS), 0, IS_ROUNDING.replace(".", ", apart from what differs by design.")),
         (Case("a closure", {"step": BY_CLOSURE.replace("(rank)", "(0)")}), 0, IS_ROUNDING),
+        (named("gradients that are divided by all tokens after backward"), 0, IS_ROUNDING),
+        (named("a head outside of DDP that the script reduces"), 0, IS_ROUNDING),
+        (named("negatives of all ranks, the loss times their number"), 0, IS_ROUNDING),
+        (named("negatives of each rank's own"), 1, "(class: a loss of each rank's own samples)"),
+        (named("clipped before the script reduces"), 1, "(class: a norm of each rank's own)"),
+        (
+            named("a centre of each rank's own, in a loss outside of DDP"),
+            1,
+            "step 2 on 2 devices, 4.bias, differs",
+        ),
+        (Case("drawn by each rank, a head outside of DDP", DRAWN_WITH_A_HEAD), 1, "(class: a missing gradient)"),
     ],
 )
 def test_a_script_is_judged(dpsim: Dpsim, tmp_path: Path, case: Case, code: int, words: str) -> None:

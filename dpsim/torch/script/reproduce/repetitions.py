@@ -24,7 +24,7 @@ def too_fast(first: Observed, other: Observed) -> Finding | None:
     reached = range(1, (steps - 1) // times + 1) if times > 1 else range(0)
     for name, start in first.settings[0].items() if reached else ():
         if not start or any(name not in each for run in (first, other) for each in run.settings[:steps]):
-            continue  # no settings are noted of an update that is skipped
+            continue  # of an update that is skipped nothing is noted; a rise from 0 may be to a rate that is n times it
         ours, theirs = ([each[name] for each in run.settings[:steps]] for run in (first, other))
         expected = [theirs[0] / start * each for each in ours]
         differing = [number for number in reached if not _same(theirs[number], expected[number])]
