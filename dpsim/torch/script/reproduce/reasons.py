@@ -87,14 +87,15 @@ def _of_weights(
 ) -> tuple[str, str] | None:
     """The class and the reason by the weights with which the ranks' gradients add up to the first run's.
 
-    They are those of all gradients, or of ``what``; None where the gradient of this name is scaled by 1.
+    They are those of all gradients, or of ``what``; None where the gradient of this name is scaled by 1, or by no number.
     """
     ranks, count = step.theirs, len(weights)
     if are_equal(weights):
         mine, their = gradients.ours[name].astype(np.float64), gradients.theirs[name].astype(np.float64)
         factor = float(np.dot(mine, their) / (np.dot(mine, mine) or 1.0))
         more = step.other.run.accumulate / step.first.run.accumulate
-        if abs(factor - 1) < SAME_WEIGHT:
+        left = size(their - factor * mine)
+        if abs(factor - 1) < SAME_WEIGHT or left > ALLOWANCE * max(factor, 1.0) * gradients.allowed[name]:
             return None
         scaled = "the loss or the gradient is scaled by another number than the global batch"
         if more != 1 and abs(factor / more - 1) < SAME_WEIGHT:
