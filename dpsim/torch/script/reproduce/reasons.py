@@ -87,7 +87,7 @@ def _of_weights(
 ) -> tuple[str, str] | None:
     """The class and the reason by the weights with which the ranks' gradients add up to the first run's.
 
-    They are those of all gradients, or of ``what``; None where the gradient of this name is scaled by 1, or by no number.
+    They are those of all gradients, or of ``what``. None where they are equal, and no number scales the gradient.
     """
     ranks, count = step.theirs, len(weights)
     if are_equal(weights):
