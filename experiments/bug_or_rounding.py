@@ -1,7 +1,7 @@
 """``python -m dpsim.experiments.bug_or_rounding`` lets scripts train on 1 and 2 devices, and asks what differs.
 
-Twenty-three have a planted mistake, which should be found and named; five differ by design, which is to be named and is
-no mistake; twenty-seven are clean. Thirteen shard by FSDP, the others train with DDP. ``--only WORDS`` runs those whose
+Twenty-nine have a planted mistake, which should be found and named; five differ by design, which is to be named and is
+no mistake; thirty-one are clean. Thirteen shard by FSDP, the others train with DDP. ``--only WORDS`` runs those whose
 names have these words; ``--devices 1,2,4`` others; ``--python`` names the Python of another environment, which needs
 PyTorch alone. With ``--in-16-bits`` all of them compute in bfloat16, and six more have mistakes that only 16 bits have,
 or not. With ``--accumulate 1,2,4`` scripts accumulate over so many micro-batches, six of them wrongly. The scripts

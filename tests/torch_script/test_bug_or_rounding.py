@@ -34,12 +34,14 @@ from dpsim.torch.script.probe.reproduce.report import (
     write_shards,
     write_step,
 )
-from dpsim.torch.script.reproduce import causes, differences
-from dpsim.torch.script.reproduce.causes import first_finding
+from dpsim.torch.script.reproduce import differences
+from dpsim.torch.script.reproduce.causes import finding_among_ranks, first_finding
 from dpsim.torch.script.reproduce.differences import Finding
 from dpsim.torch.script.reproduce.observation import Observed, Run, read_step
+from dpsim.torch.script.reproduce.repetitions import same_order, too_fast
 from dpsim.torch.script.reproduce.rounding import ALLOWANCE, Rounding, rounding_of
 from dpsim.torch.script.reproduce.sixteen_bits import with_scaler
+from dpsim.torch.script.reproduce.weights import parts_of_one
 
 Dpsim = Callable[..., tuple[int, str, str]]
 WEIGHT = "head.weight"
@@ -76,7 +78,8 @@ def observed(folder: Path, *ranks: RankStep, null: int = 0, wrapper: str = "DDP"
     for number, step in enumerate(ranks):
         write_step(folder, number, 0, written(step))
     loader = Loader(batch_size=8 // len(ranks), data_size=8, sampler_size=8 // len(ranks))
-    report = RankReport(steps=1, parameters=(WEIGHT,), loaders=(loader,), wrapper=wrapper)
+    names = tuple({WEIGHT: 0, **ranks[0].local})
+    report = RankReport(steps=1, parameters=names, loaders=(loader,), wrapper=wrapper)
     return Observed(Run(folder=folder.name, devices=len(ranks), null_seed=null), folder, (report,) * len(ranks))
 
 
@@ -202,7 +205,7 @@ def test_a_wrapper_that_is_bypassed_leaves_a_gradient_missing(tmp_path: Path) ->
 
 @pytest.mark.parametrize("weights", [[0.508, 0.488], [0.2, 0.3, 0.5], [0.3337, 0.3331, 0.3332]])
 def test_weights_of_a_mean_are_printed_so_that_they_add_to_1(weights: list[float]) -> None:
-    printed = causes._parts_of_one(weights)
+    printed = parts_of_one(weights)
     assert sum(printed) == pytest.approx(1.0, abs=1e-12)
     assert max(abs(a - b) for a, b in zip(printed, weights, strict=True)) < 0.01
 
@@ -219,9 +222,131 @@ def test_ranks_that_begin_apart_have_seeds_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_ranks_add_is_a_sum_though_the_gradients_are_right(tmp_path: Path) -> None:
-    ranks = [replace(rank(half, mean(*HALVES)), loss=2.0) for half in HALVES]
+    ranks = [replace(rank(half, mean(*HALVES)), loss=2.0, adds=True) for half in HALVES]
     found = finding(tmp_path, *ranks)
     assert found is not None and (found.kind, found.tensor) == (differences.SCALE, "the loss")
+
+
+def twice(*, clipped: float = 1.0, final: float = 1.0) -> list[RankStep]:
+    """Two ranks whose gradients are twice the right ones, and what their optimizers get, of which part clipping is."""
+    ranks = [replace(rank(half, mean(*HALVES) * 2), loss=2.0, clipped={WEIGHT: clipped}) for half in HALVES]
+    for step in ranks:
+        step.local[WEIGHT] = step.local[WEIGHT] * 2
+        step.final = {WEIGHT: (mean(*HALVES) * final).astype(np.float32)}
+        step.final_hashes = {WEIGHT: 3}
+    return ranks
+
+
+def test_gradients_that_are_corrected_after_backward_are_right_whatever_the_loss(tmp_path: Path) -> None:
+    """As where a script divides them by the tokens of all ranks, which it counts after its backward."""
+    assert finding(tmp_path, *twice()) is None
+
+
+def test_a_scaled_loss_shows_though_the_norm_of_its_gradients_is_clipped(tmp_path: Path) -> None:
+    one = replace(rank(ORDER), final={WEIGHT: rank(ORDER).final[WEIGHT] / 10}, clipped={WEIGHT: 0.1})
+    found = finding(tmp_path, *twice(clipped=0.05, final=0.1), one=one)
+    assert found is not None and found.kind == differences.SCALE and "2 times" in found.because
+
+
+def test_ranks_that_clip_before_they_reduce_have_norms_of_their_own(tmp_path: Path) -> None:
+    ranks = [
+        replace(rank(half, mean(*HALVES)), reduced={}, clipped={WEIGHT: factor})
+        for half, factor in zip(HALVES, (0.5, 0.25), strict=True)
+    ]
+    found = finding(tmp_path, *ranks, one=replace(rank(ORDER), reduced={}))
+    assert found is not None and found.kind == differences.OWN_NORM and "0.5 and 0.25" in found.because
+
+
+def test_a_term_of_the_loss_with_its_own_divisor_is_named_by_its_tensor(tmp_path: Path) -> None:
+    """Of two tensors the gradient of the second is of a term whose shares are unequal."""
+    bias, parts = "head.bias", ((0, 1, 2, 3, 4), (5, 6, 7))
+    one = with_second(rank(ORDER), bias, mean(ORDER), mean(ORDER))
+    ranks = [
+        with_second(rank(half, mean(*HALVES)), bias, mean(part), mean(*parts))
+        for half, part in zip(HALVES, parts, strict=True)
+    ]
+    found = finding(tmp_path, *ranks, one=one)
+    assert found is not None and found.kind == differences.SHARES
+    assert "of the gradient of head.bias with weights 0.625, 0.375" in found.because
+
+
+def with_second(step: RankStep, name: str, local: np.ndarray, reduced: np.ndarray) -> RankStep:
+    """The step with the gradient of a second tensor."""
+    for kind, values in ((step.local, local), (step.reduced, reduced), (step.final, reduced)):
+        kind[name] = values.astype(np.float32)
+    return step
+
+
+def test_gradients_of_which_no_mean_is_right_are_of_a_loss_of_each_ranks_own_samples(tmp_path: Path) -> None:
+    bend = RNG.normal(size=50)
+    ranks = [rank(half, mean(*HALVES) + bend) for half in HALVES]
+    for step in ranks:
+        step.local[WEIGHT] = (step.local[WEIGHT] + bend).astype(np.float32)
+    found = finding(tmp_path, *ranks)
+    assert found is not None and found.kind == differences.OWN_LOSS
+
+
+def test_ranks_that_update_apart_are_a_mistake_on_any_samples(tmp_path: Path) -> None:
+    ranks = [replace(rank(half), micro_batches=[MicroBatch(rows=half)]) for half in HALVES]
+    first, other, rounding = runs(tmp_path, *ranks, one=by_value(ORDER, tuple(range(11, 19))))
+    found = first_finding(first, other, rounding)
+    assert found is not None and found.kind == differences.OTHER_SAMPLES
+    alone = finding_among_ranks(first, other, rounding)
+    assert alone is not None and alone.kind == differences.MISSING
+
+
+def of_steps(folder: Path, *steps: RankStep, devices: int = 1) -> Observed:
+    """A run with these steps on each rank."""
+    folder.mkdir()
+    for number, step in enumerate(steps):
+        for rank_number in range(devices):
+            write_step(folder, rank_number, number, written(step))
+    loader = Loader(batch_size=2, data_size=8, sampler_size=8 // devices, sampler="DistributedSampler")
+    report = RankReport(steps=len(steps), parameters=(WEIGHT,), loaders=(loader,))
+    return Observed(Run(folder=folder.name, devices=devices), folder, (report,) * devices)
+
+
+@pytest.mark.parametrize(
+    ("rates", "kind"),
+    [
+        ((0.2, 0.6, 1.0), differences.TOO_FAST),
+        ((0.2, 0.4, 0.6), None),
+        ((0.4, 0.8, 1.2), None),
+        ((0.2, 0.5, 0.5), None),
+    ],
+    ids=["stepped twice", "the same", "scaled", "another"],
+)
+def test_a_schedule_that_is_stepped_by_each_rank_runs_too_fast(
+    tmp_path: Path, rates: tuple[float, ...], kind: str | None
+) -> None:
+    ours = [replace(rank(ORDER), settings={"lr": rate}) for rate in (0.2, 0.4, 0.6, 0.8, 1.0)]
+    theirs = [replace(rank(ORDER), settings={"lr": rate}) for rate in (*rates, 0.0, 0.0)]
+    found = too_fast(of_steps(tmp_path / "1", *ours), of_steps(tmp_path / "2", *theirs, devices=2))
+    assert (found and found.kind) == kind
+
+
+def epochs(*orders: tuple[int, ...]) -> list[RankStep]:
+    """A step for each epoch, with the samples of its only batch."""
+    batches = [MicroBatch(rows=order, epoch=epoch, indices=order, data_size=8) for epoch, order in enumerate(orders)]
+    return [replace(rank(ORDER), micro_batches=[batch]) for batch in batches]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "repeats"),
+    [
+        (((5, 2), (2, 7)), ((3, 1), (3, 1)), True),
+        (((5, 2), (2, 7)), ((1, 3), (1, 3)), False),
+        (((5, 2), (2, 7)), ((3, 1), (1, 2)), False),
+        (((5, 2), (5, 2)), ((3, 1), (3, 1)), False),
+    ],
+    ids=["the first order again", "not shuffled", "shuffled", "as in the first run"],
+)
+def test_epochs_of_one_order_are_named_where_the_first_run_shuffles_each(
+    tmp_path: Path, before: tuple[tuple[int, ...], ...], after: tuple[tuple[int, ...], ...], repeats: bool
+) -> None:
+    first = of_steps(tmp_path / "1", *epochs(*before))
+    found = same_order(first, of_steps(tmp_path / "2", *epochs(*after), devices=2))
+    assert (found is not None) == repeats
 
 
 def test_random_numbers_of_the_loop_are_no_mistake(tmp_path: Path) -> None:
@@ -309,6 +434,20 @@ optimizer.step()""",
 }
 
 
+DRAWN_WITH_A_HEAD = {
+    "model": "body, head = nn.Sequential(nn.Linear(16, 32), nn.ReLU()), nn.Linear(32, 5)",
+    "wrap": "body = DDP(body)",
+    "optimizer": "optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)",
+    "more": "torch.manual_seed(rank)",
+    "step": """\
+x = torch.randn(8, 16)
+optimizer.zero_grad()
+F.cross_entropy(head(body(x)), x.abs()[:, :5].softmax(1)).backward()
+optimizer.step()""",
+}
+"""Batches that cannot be compared with those on one device, and a mistake that ranks show by themselves."""
+
+
 def named(name: str) -> Case:
     return next(each for each in (*MISTAKES, *BY_DESIGN, *CLEAN, *NARROW_MISTAKES, *NARROW_CLEAN) if each.name == name)
 
@@ -356,6 +495,17 @@ def judged(dpsim: Dpsim, folder: Path, case: Case, devices: str = "1,2", steps: 
         (Case("subsets of the ranks", SUBSETS), 0, IS_ROUNDING.replace(".", ", apart from what differs by design.")),
         (Case("a library's shards", SHARDS), 0, IS_ROUNDING.replace(".", ", apart from what differs by design.")),
         (Case("a closure", {"step": BY_CLOSURE.replace("(rank)", "(0)")}), 0, IS_ROUNDING),
+        (named("gradients that are divided by all tokens after backward"), 0, IS_ROUNDING),
+        (named("a head outside of DDP that the script reduces"), 0, IS_ROUNDING),
+        (named("negatives of all ranks, the loss times their number"), 0, IS_ROUNDING),
+        (named("negatives of each rank's own"), 1, "(class: a loss of each rank's own samples)"),
+        (named("clipped before the script reduces"), 1, "(class: a norm of each rank's own)"),
+        (
+            named("a centre of each rank's own, in a loss outside of DDP"),
+            1,
+            "step 2 on 2 devices, 4.bias, differs",
+        ),
+        (Case("drawn by each rank, a head outside of DDP", DRAWN_WITH_A_HEAD), 1, "(class: a missing gradient)"),
     ],
 )
 def test_a_script_is_judged(dpsim: Dpsim, tmp_path: Path, case: Case, code: int, words: str) -> None:

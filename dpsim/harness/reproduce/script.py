@@ -25,9 +25,10 @@ from dpsim.launch.user_program import check_program
 from dpsim.progress import Progress
 from dpsim.torch.script.probe.reproduce.report import MICRO_BATCHES, REQUEST
 from dpsim.torch.script.profile_script import START, script_environment
-from dpsim.torch.script.reproduce.causes import first_finding, is_no_number
-from dpsim.torch.script.reproduce.differences import OTHER_SAMPLES, REPEATED, UNKNOWN, Finding, Step
+from dpsim.torch.script.reproduce.causes import finding_among_ranks, first_finding, is_no_number
+from dpsim.torch.script.reproduce.differences import OTHER_SAMPLES, REPEATED, TOO_FAST, UNKNOWN, Finding, Step
 from dpsim.torch.script.reproduce.observation import Observed, Run, RunsRequest, read_reports
+from dpsim.torch.script.reproduce.repetitions import changed_settings, same_order
 from dpsim.torch.script.reproduce.rounding import (
     EPSILON,
     Rounding,
@@ -269,7 +270,8 @@ def compare(comparison: ScriptComparison, progress: Progress) -> Verdict:
 
         firsts = [judge.first for judge in judges.values()]
         compared = {each.run: judged(each) for each in others if each not in firsts}
-        for change in (_with_own_batches, _with_same_samples):
+        loads = any(report.loaders for each in others for report in each.reports)
+        for change in (_with_own_batches, _with_same_samples) if loads else ():
             again = {run: repeat for run, each in compared.items() if (repeat := change(first, each))}
             for run, each in _again(comparison, first, again, folder, progress):
                 repeated = judged(each)
@@ -279,6 +281,9 @@ def compare(comparison: ScriptComparison, progress: Progress) -> Verdict:
         for run, each in _again(comparison, first, again, folder, progress):
             if compared_samples(first, each, 0) is not Samples.SAME_ON_ALL_RANKS:
                 compared[run] = _drawn_without_seed(compared[run])
+        for other in others:
+            if other.run in compared:
+                compared[other.run] = judges[other.run.in_float32].without_first(other, compared[other.run])
         scaled = [found for each in observed if each not in plain and (found := _scaled(each, judges))]
         return Verdict(first.run, (*compared.values(), *scaled), report.computes_in, _baseline(comparison, plain))
 
@@ -307,6 +312,14 @@ class _Judge:
     def compared(self, other: Observed) -> Compared:
         """Compare a run of the same precision."""
         return _compared(self.first, other, self.rounding)
+
+    def without_first(self, other: Observed, compared: Compared) -> Compared:
+        """Return the comparison with a mistake that a run shows by itself, where it cannot be compared or is alike."""
+        if compared.finding is not None and compared.finding.is_mistake:
+            return compared
+        alone = None if compared.finding is None else finding_among_ranks(self.first, other, self.rounding)
+        finding = alone or same_order(self.first, other)
+        return compared if finding is None else dataclasses.replace(compared, finding=finding)
 
 
 def _by_precision(runs: Sequence[Observed]) -> list[list[Observed]]:
@@ -393,13 +406,26 @@ def _compared(first: Observed, other: Observed, rounding: Rounding) -> Compared:
     for number in range(steps if finding is None else finding.step - 1):
         if is_no_number(first.step(number)) or is_no_number(other.step(number)):
             continue
-        ours, theirs = (quantities(each.step(number), "reduced") for each in (first, other))
-        for name in ours.keys() & theirs.keys():
-            explained = rounding.explains("reduced", name, number, ours[name])
-            ratios.append(size(ours[name] - theirs[name]) / explained if explained else 0.0)
+        ratios += _ratios(Step(first, other, rounding, number))
     samples = sum(rank.samples for rank in other.step(0))
-    designs = tuple(_designs(first, other))
+    schedule = "" if finding is None or finding.kind != TOO_FAST else finding.tensor
+    designs = tuple(each for each in _designs(first, other) if not schedule or not each.startswith(schedule))
     return Compared(other.run, steps, samples, max(ratios, default=None), finding, designs, *_no_numbers(first, other))
+
+
+def _ratios(step: Step) -> list[float]:
+    """The differences of the gradients of a step, in units of what rounding explains: the smaller of two of each.
+
+    What the script has made of a reduced gradient may be right where that is not.
+    """
+    ratios: dict[str, float] = {}
+    for kind in ("reduced", "prepared"):
+        ours, theirs = quantities(step.ours, kind), quantities(step.theirs, kind)
+        for name in ours.keys() & theirs.keys():
+            explained = step.rounding.explains(kind, name, step.number, ours[name])
+            ratio = size(ours[name] - theirs[name]) / explained if explained else 0.0
+            ratios[name] = min(ratio, ratios.get(name, ratio))
+    return list(ratios.values())
 
 
 def _no_numbers(first: Observed, other: Observed) -> tuple[int | None, str]:
@@ -428,10 +454,7 @@ def _designs(first: Observed, other: Observed) -> list[str]:
     if sent_epsilon(other) > EPSILON:
         by = f"the communication hook {report.hook}" if report.hook else f"reduce_dtype={report.sent_as} of the policy"
         designs.append(f"{by} rounds what ranks send")
-    before, after = first.step(0)[0].settings, other.step(0)[0].settings
-    for name in before if after else ():  # none are noted of an update that is skipped
-        if before[name] != after.get(name):
-            designs.append(f"{name} is {after.get(name, 0.0):g} in place of {before[name]:g}")
+    designs += changed_settings(first, other)
     extra, samples = padding(other)
     if extra:
         on = replace(other.run, in_float32=False).name

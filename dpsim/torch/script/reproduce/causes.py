@@ -15,8 +15,6 @@ from dpsim.torch.script.probe.reproduce.report import RankStep
 from dpsim.torch.script.reproduce.differences import (
     APART,
     BUFFERS,
-    CHANGED,
-    CLEARED,
     MISSING,
     NOT_A_NUMBER,
     OTHER_SAMPLES,
@@ -29,13 +27,14 @@ from dpsim.torch.script.reproduce.differences import (
     SAMPLES,
     SCALE,
     SEEDS,
-    SHARES,
     UNKNOWN,
     Finding,
     Step,
     sampler_line,
 )
 from dpsim.torch.script.reproduce.observation import Observed, hashes_differ
+from dpsim.torch.script.reproduce.reasons import cause_of_gradient, drawn, own_buffers
+from dpsim.torch.script.reproduce.repetitions import too_fast
 from dpsim.torch.script.reproduce.rounding import (
     ALLOWANCE,
     EPSILON,
@@ -47,14 +46,10 @@ from dpsim.torch.script.reproduce.rounding import (
     sent_epsilon,
     size,
 )
-from dpsim.torch.script.reproduce.samples import Samples, compared, overlap, told_apart
+from dpsim.torch.script.reproduce.samples import Samples, compared, overlap
 from dpsim.torch.script.reproduce.sixteen_bits import kept, overflow
+from dpsim.torch.script.reproduce.weights import SAME_WEIGHT, Compared
 
-_SAME_WEIGHT = 1e-3
-_LEAST_WEIGHT = 1e-3
-"""Below it a rank has no share in the mean: what was compared are other samples."""
-_NEAR_ONE = 0.02
-"""Weights of a mean add to 1, but for what rounding leaves open where numbers have 16 bits."""
 _LEAST_NORMAL_HALF = 2.0**-14
 """Below it numbers of float16 are at equal distances."""
 
@@ -68,7 +63,20 @@ def first_finding(first: Observed, other: Observed, rounding: Rounding) -> Findi
         for check in _checks(step):
             if finding := check(step):
                 return finding
-    return None
+    return too_fast(first, other)
+
+
+def finding_among_ranks(first: Observed, other: Observed, rounding: Rounding) -> Finding | None:
+    """Return the first mistake that the ranks of a run show by themselves, where its samples are not the first run's.
+
+    They begin with other values, update by other gradients, or get other sums than of what they sent.
+    """
+    for number in range(min(first.steps, other.steps)):
+        step = Step(first, other, rounding, number)
+        for check in _AMONG_RANKS if all(check in CHECKS for check in _checks(step)) else ():
+            if finding := check(step):
+                return finding
+    return too_fast(first, other)
 
 
 def _checks(step: Step) -> Sequence[Callable[[Step], Finding | None]]:
@@ -143,17 +151,8 @@ def _samples(step: Step) -> Finding | None:
     if found is Samples.OTHER:
         return step.found(tensor, OTHER_SAMPLES, "they are in another order than in the first run")
     if found is Samples.UNKNOWN:
-        return step.found(tensor, OTHER_SAMPLES, _drawn(step))
+        return step.found(tensor, OTHER_SAMPLES, drawn(step))
     return None
-
-
-def _drawn(step: Step) -> str:
-    """What differs where the script draws its batches itself, or they are known by values that repeat."""
-    if not told_apart(step.first, step.other, step.number):
-        return "samples that are alike in value, and come from no data loader, cannot be told apart"
-    ours, theirs = (sum(rank.samples for rank in ranks) for ranks in (step.ours, step.theirs))
-    counts = f": {ours} a step on {step.first.run.name}, {theirs} on {step.other.run.name}" if ours != theirs else ""
-    return f"the script draws other samples on another number of devices{counts}"
 
 
 def _numbers(step: Step) -> Finding | None:
@@ -257,141 +256,74 @@ def _bound(sent: NDArray[np.floating], epsilon: float) -> NDArray[np.floating]:
     return bound
 
 
-def _gradients(step: Step) -> Finding | None:
-    """Whether the reduced gradients are those of the first run."""
-    ours, theirs = quantities(step.ours, "reduced"), quantities(step.theirs, "reduced")
+def _norms(step: Step) -> Finding | None:
+    """Whether ranks clip gradients that are not reduced yet."""
+    ranks = step.theirs
     for name in step.names:
-        mine, their = ours.get(name), theirs.get(name)
+        factors = [rank.clipped.get(name, 1.0) for rank in ranks]
+        if name not in ranks[0].reduced and np.ptp(factors) > SAME_WEIGHT:
+            listed = " and ".join(f"{each:.3g}" for each in factors)
+            because = f"ranks scale it by {listed} before it is reduced: each clips the norm of its own gradients"
+            return step.found(name, OWN_NORM, because)
+    return None
+
+
+def _gradients(step: Step) -> Finding | None:
+    """Whether the reduced gradients are those of the first run, or what the script has made of them is."""
+    gradients = Compared.of(step)
+    if _prepared_alike(step):
+        return None
+    for name in step.names:
+        mine, their = gradients.ours.get(name), gradients.theirs.get(name)
         if mine is None and their is None:
             continue
         if mine is None or their is None:
             return step.found(name, MISSING, f"it has no gradient {_where(step, first=mine is None)}")
-        moved, allowed = size(mine - their), step.rounding.explains("reduced", name, step.number, mine)
-        if moved > ALLOWANCE * allowed:
+        if gradients.differs(name):
             own = size(mine) or 1.0
-            kind, because = _why(step, name)
-            return step.found(name, kind, because, difference=moved / own, rounding=allowed / own)
+            kind, because = cause_of_gradient(step, name, gradients)
+            difference = size(mine - their) / own
+            return step.found(name, kind, because, difference=difference, rounding=gradients.allowed[name] / own)
     return None
+
+
+def _prepared_alike(step: Step) -> bool:
+    """Whether all that optimizers get is the first run's but for clipping.
+
+    A script may divide by the global number of tokens, and reduce gradients, after its backward.
+    """
+    ours, theirs = quantities(step.ours, "prepared"), quantities(step.theirs, "prepared")
+    return (
+        bool(ours)
+        and ours.keys() == theirs.keys()
+        and all(
+            size(mine - theirs[name]) <= ALLOWANCE * step.rounding.explains("prepared", name, step.number, mine)
+            for name, mine in ours.items()
+        )
+    )
 
 
 def _where(step: Step, *, first: bool) -> str:
     return f"on {(step.first if first else step.other).run.name}"
 
 
-def _why(step: Step, name: str) -> tuple[str, str]:
-    """The class and the reason of a gradient that is not the first run's, though it is the mean of the ranks'."""
-    ranks = step.theirs
-    without = [number for number, rank in enumerate(ranks) if name not in rank.local]
-    if not told_apart(step.first, step.other, step.number):
-        return OTHER_SAMPLES, _drawn(step)
-    if changed := [rank.changed[name] for rank in ranks if name in rank.changed]:
-        return _between_micro_batches(min(changed))
-    if (weights := _weights(step)) or (weights := _weights(step, of_micro_batches=True)):
-        count = len(weights)
-        if np.ptp(weights) < _SAME_WEIGHT * np.mean(np.abs(weights)):
-            factor, where = 1 / (float(np.mean(weights)) * len(ranks)), step.first.run.name
-            more = step.other.run.accumulate / step.first.run.accumulate
-            scaled = "the loss or the gradient is scaled by another number than the global batch"
-            if more != 1 and abs(factor / more - 1) < _SAME_WEIGHT:
-                scaled = "the losses of a step's micro-batches are not divided by their number"
-            return SCALE, f"every gradient is {factor:.6g} times that on {where}: {scaled}"
-        if count > len(ranks):
-            shares = ", ".join(f"{weight / sum(weights):.3g}" for weight in weights)
-            return SHARES, (
-                "the means of the micro-batches are of unequal shares: they belong into the mean with weights"
-                f" {shares}, and the script takes the same part of each"
-            )
-        shares = ", ".join(f"{weight:g}" for weight in _parts_of_one(weights))
-        samples = [rank.samples for rank in ranks]
-        unequal = f" ({', '.join(map(str, samples))} samples)" if len(set(samples)) > 1 else ""
-        return SHARES, (
-            f"the ranks' means are of unequal shares{unequal}: they belong into the mean with weights {shares},"
-            f" and {step.other.reports[0].wrapper} takes 1/{count} of each"
-        )
-    if without and len(without) < len(ranks):
-        return MISSING, f"rank {without[0]} has no gradient for it, and others have one"
-    if any(rank.draws for rank in (*ranks, *step.ours)):
-        return RANDOM, "the script draws random numbers in its step that are not one stream a sample"
-    if finding := _buffers(step):
-        return BUFFERS, f"{finding.because}: {finding.tensor}"
-    if differ := hashes_differ(tuple(rank.outside for rank in step.other.step(0))):
-        return SEEDS, f"ranks hold different values of {differ[0]}, outside of {step.other.reports[0].wrapper}"
-    if any(rank.gathers for rank in ranks):
-        return MISSING, (
-            "the loss is of what all_gather brings from other ranks, and their part of the gradient is lost:"
-            " torch.distributed.nn.functional.all_gather carries it"
-        )
-    return UNKNOWN, "the ranks' gradients are of the same samples and the same parameters, and no mean of them is right"
-
-
-def _between_micro_batches(factor: float) -> tuple[str, str]:
-    """The class and the reason where the script changes gradients between the micro-batches of a step."""
-    if factor == 0.0:
-        return CLEARED, (
-            "the script clears the gradients between the micro-batches of a step: the last ones alone are in the update"
-        )
-    return CHANGED, (
-        f"the script multiplies the gradients by {factor:.3g} between the micro-batches of a step, as clipping in each"
-        " of them does"
-    )
-
-
-def _weights(step: Step, *, of_micro_batches: bool = False) -> list[float]:
-    """The weights with which the ranks' own gradients add up to the first run's; empty where none do.
-
-    Or those of each micro-batch of the ranks, where they are known.
-    """
-    ours, ranks = quantities(step.ours, "reduced"), step.theirs
-    parts = [rank.local for rank in ranks]
-    if of_micro_batches:
-        parts = [
-            {name.partition(" ")[2]: values for name, values in rank.parts.items() if name.startswith(f"{number} ")}
-            for rank in ranks
-            for number in range(len(rank.micro_batches))
-        ]
-        if not all(parts):
-            return []
-    names = [name for name in step.names if name in ours and any(name in part for part in parts)]
-    wanted = np.concatenate([ours[name] for name in names]).astype(np.float64)
-    columns = np.stack(
-        [
-            np.concatenate([part.get(name, np.zeros_like(ours[name])) for name in names]).astype(np.float64)
-            for part in parts
-        ],
-        axis=1,
-    )
-    weights, _, rank_of, _ = np.linalg.lstsq(columns, wanted)
-    left = wanted - columns @ weights
-    allowed = [step.rounding.explains("reduced", name, step.number, ours[name]) for name in names]
-    sizes = [ours[name].size for name in names]
-    total = float(np.sqrt(np.dot(np.square(allowed), sizes) / sum(sizes)))
-    if rank_of < len(parts) or size(left) > ALLOWANCE * total or min(weights) < _LEAST_WEIGHT * max(weights):
-        return []
-    return [float(weight) for weight in weights]
-
-
-def _parts_of_one(weights: Sequence[float]) -> list[float]:
-    """The weights to three decimals, which add to 1 where the weights do but for rounding."""
-    total = sum(weights)
-    if abs(total - 1) > _NEAR_ONE:
-        return [round(weight, 3) for weight in weights]
-    thousandths = [1000 * weight / total for weight in weights]
-    down = [math.floor(each) for each in thousandths]
-    order = sorted(range(len(down)), key=lambda rank: down[rank] - thousandths[rank])
-    up = set(order[: 1000 - sum(down)])
-    return [(each + (rank in up)) / 1000 for rank, each in enumerate(down)]
-
-
 def _loss(step: Step) -> Finding | None:
+    """Whether ranks add their losses, where all gradients are right.
+
+    Other losses with these gradients are no mistake: a script may scale either by the number of ranks or of tokens.
+    """
     mine, their = mean_loss(step.ours), mean_loss(step.theirs)
     allowed = step.rounding.explains("loss", LOSS, step.number, np.array([mine]))
     if abs(mine - their) <= ALLOWANCE * allowed:
         return None
-    kind, because = UNKNOWN, "the mean of the ranks' losses is another, and the gradients are the same"
+    is_sum = abs(their - len(step.theirs) * mine) <= SAME_WEIGHT * abs(their)
     if any(rank.draws for rank in (*step.ours, *step.theirs)):
         kind, because = RANDOM, "the script draws random numbers in its step that are not one stream a sample"
-    elif abs(their - len(step.theirs) * mine) <= _SAME_WEIGHT * abs(their):
-        kind, because = SCALE, "the script adds the ranks' losses before backward, which their gradients do not notice"
+    elif is_sum and any(rank.adds for rank in step.theirs):
+        kind = SCALE
+        because = "the script adds the ranks' losses before backward, which their gradients do not notice"
+    else:
+        return None
     own = abs(mine) or 1.0
     return step.found(LOSS, kind, because, difference=abs(mine - their) / own, rounding=allowed / own)
 
@@ -430,27 +362,10 @@ def _factors_of_parts(step: Step) -> list[float]:
     for name in sorted(ours.keys() & theirs.keys(), key=lambda each: -ours[each].size):
         clear = np.abs(ours[name]) > 0.1 * size(ours[name])
         ratios = np.sort(theirs[name][clear] / ours[name][clear])
-        parts = np.split(ratios, np.flatnonzero(np.diff(ratios) > _SAME_WEIGHT * np.abs(ratios[1:])) + 1)
+        parts = np.split(ratios, np.flatnonzero(np.diff(ratios) > SAME_WEIGHT * np.abs(ratios[1:])) + 1)
         if 1 < len(parts) <= len(step.theirs) and len(ratios) > 2 * len(step.theirs):
             return [float(part.mean()) for part in parts]
     return []
-
-
-def _buffers(step: Step) -> Finding | None:
-    """Whether buffers that are no running statistics of batch norm come from all samples."""
-    norms = tuple(f"{name}." if name else "" for name in step.other.reports[0].local_norms)
-    ours, ranks = step.ours[0].buffers, step.theirs
-    for name, mine in ours.items():
-        their = ranks[0].buffers.get(name)
-        if (norms and name.startswith(norms)) or their is None or mine.shape != their.shape:
-            continue
-        moved, own = size(mine - their), size(mine)
-        if moved > ALLOWANCE * 4 * EPSILON * max(own, size(their)) + 1e-12:
-            apart = any(not np.array_equal(their, rank.buffers[name]) for rank in ranks[1:] if name in rank.buffers)
-            if apart:
-                because = "each rank updates this buffer from its own samples, and nothing adds these up"
-                return step.found(name, BUFFERS, because, difference=moved / (own or 1.0))
-    return None
 
 
 CHECKS: Sequence[Callable[[Step], Finding | None]] = (
@@ -460,9 +375,11 @@ CHECKS: Sequence[Callable[[Step], Finding | None]] = (
     _numbers,
     _ranks_agree,
     _sums,
+    _norms,
     _gradients,
     _loss,
     _final,
-    _buffers,
+    own_buffers,
     kept,
 )
+_AMONG_RANKS: Sequence[Callable[[Step], Finding | None]] = (_begun, _buffers_seen, _ranks_agree, _sums, _norms)

@@ -129,6 +129,30 @@ class Observed:
         return tuple(read_step(self.folder, rank, number) for rank in range(self.run.devices))
 
     @functools.cached_property
+    def _headers(self) -> list[dict[str, Any]]:
+        """What rank 0 says of each step, without the values of tensors."""
+        headers = []
+        for number in range(self.steps):
+            with open(self.folder / STEP.format(number, 0), "rb") as file:
+                headers.append(json.loads(file.readline())["said"])
+        return headers
+
+    @property
+    def settings(self) -> list[dict[str, float]]:
+        """The settings of rank 0's optimizers in each step."""
+        return [header["settings"] for header in self._headers]
+
+    @property
+    def epochs(self) -> list[list[tuple[int, ...]]]:
+        """The batches of rank 0 by their epochs, those that came from a data set of known size."""
+        epochs: dict[int, list[tuple[int, ...]]] = {}
+        for header in self._headers:
+            for batch in header["micro_batches"]:
+                if batch["data_size"]:
+                    epochs.setdefault(batch["epoch"], []).append(tuple(batch["indices"]))
+        return [epochs[epoch] for epoch in sorted(epochs)]
+
+    @functools.cached_property
     def shards(self) -> dict[int, tuple[list[IntArray], list[int]]]:
         """Each rank's indices of the first epoch and the size of its data set, by the number of the loader.
 

@@ -44,9 +44,15 @@ def mean_loss(ranks: Sequence[RankStep]) -> float:
 
 
 def quantities(ranks: Sequence[RankStep], kind: str) -> Tensors:
-    """Return the gradients of a step that all ranks hold: ``reduced`` or ``final``, or the loss (``loss``)."""
+    """Return the gradients of a step that all ranks hold, or the loss (``loss``).
+
+    They are ``reduced`` or ``final``, or what the script has made of the reduced ones before it clips their norm
+    (``prepared``).
+    """
     if kind == "loss":
         return {LOSS: np.array([mean_loss(ranks)])}
+    if kind == "prepared":
+        return {name: values / ranks[0].clipped.get(name, 1.0) for name, values in ranks[0].final.items()}
     tensors: Tensors = getattr(ranks[0], kind)
     return tensors
 
@@ -75,7 +81,7 @@ class Rounding:
         return max(self.absolute.get((kind, name, step), 0.0), part * size(values))
 
 
-KINDS = ("reduced", "final", "loss")
+KINDS = ("reduced", "prepared", "final", "loss")
 
 
 def rounding_of(first: Observed, nulls: Sequence[Observed]) -> Rounding:

@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from dpsim.errors import ConfigError
-from dpsim.torch.script.probe.around import Script, leading_extent, records_gradients
+from dpsim.torch.script.probe.around import Script, leading_extent
 from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
 from dpsim.torch.script.probe.fsdp import ShardedModel
 from dpsim.torch.script.probe.reproduce.environment import environment
@@ -33,8 +33,10 @@ from dpsim.torch.script.probe.reproduce.precision import Precision, in_norms, na
 from dpsim.torch.script.probe.reproduce.report import MicroBatch, RankReport, RankStep, write_step
 from dpsim.torch.script.probe.reproduce.state import TrainingState
 from dpsim.torch.script.probe.reproduce.streams import SampleStreams, sample_key
-from dpsim.torch.script.probe.reproduce.values import mean_of, random_state, rounded, row_hashes, sampled
+from dpsim.torch.script.probe.reproduce.values import has_gradient, mean_of, random_state, rounded, row_hashes, sampled
 
+_CLIPPING_EPSILON = 1e-6
+"""What ``clip_grad_norm_`` adds to a norm."""
 _UNCHANGED = 1e-6
 """The part by which the size of a gradient may change between two micro-batches as it is read."""
 
@@ -192,23 +194,48 @@ class Observer(Script):
         if self._step is None or self._stepped:
             self._bypassed_loss = mean_of(tensors)
             return
+        self._step.clipped.clear()
         self._losses.append(mean_of(tensors) / (self._run.accumulate if self._run.wraps else 1))
         self._step.loss, self._step.scale = sum(self._losses), self.precision.scale()
         self._step.draws |= self._random_state != random_state()
-        if self.model is not None and self.model.reduced():
+        if self.model is not None:
+            wrapped = {name for name, _ in self.model.named_parameters()} if self.model.reduced() else set[str]()
+            outside = {name for name, _ in self._state.parameters()} - {
+                name for name, _ in self.model.named_parameters()
+            }
             for name, parameter in self._state.parameters():
-                if parameter.grad is not None:
-                    self._step.reduced[name] = sampled(whole(parameter.grad))
+                if parameter.grad is not None and name in wrapped | outside:
+                    values = self._step.local if name in outside else self._step.reduced
+                    values[name] = sampled(whole(parameter.grad))
         if self._run.running_norms:
             held = {name: each.grad for name, each in self._state.parameters() if each.grad is not None}
             self._before = {name: local_part(gradient).clone() for name, gradient in held.items()}
 
     def gathers(self, gather: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
         """Call a gather, and note one of what has a gradient, which it loses."""
-        given = (*arguments, *keywords.values())
-        if self._step is not None and records_gradients():
-            self._step.gathers |= any(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in given)
+        if self._step is not None:
+            self._step.gathers |= has_gradient(*arguments, *keywords.values())
         return gather(*arguments, **keywords)
+
+    def adds(self, reduce: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
+        """Call an all_reduce, and note one of what has a gradient."""
+        if self._step is not None:
+            self._step.adds |= has_gradient(*arguments, *keywords.values())
+        return reduce(*arguments, **keywords)
+
+    def clips(
+        self, clip: Callable[..., Any], /, parameters: Any, max_norm: Any, *arguments: Any, **keywords: Any
+    ) -> Any:
+        """Call what clips the norm of gradients, and note by which factor it does."""
+        clipped = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        norm = clip(clipped, max_norm, *arguments, **keywords)
+        if self._step is not None and not self._stepped:
+            factor = float(max_norm) / (float(whole(norm)) + _CLIPPING_EPSILON)
+            names = {id(each): name for name, each in self._state.parameters()}
+            if factor < 1:
+                for name in (names[id(each)] for each in clipped if id(each) in names):
+                    self._step.clipped[name] = factor * self._step.clipped.get(name, 1.0)
+        return norm
 
     def optimizer_begins(
         self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
@@ -285,8 +312,7 @@ class Observer(Script):
             begun={name: value for name, value in begun.items() if value is not None},
             buffers_seen={name: digest(each) for name, each in self._state.buffers().items()},
         )
-        if self.steps == 0:
-            self._step.outside = {name: digest(each) for name, each in self._state.outside().items()}
+        self._step.outside = {name: digest(each) for name, each in self._state.outside().items()}
         self.model.settle()
         self.streams.begin_step()
         path = self._first_folder / f"state-{self.steps}.pt"

@@ -136,6 +136,9 @@ def install(observer: Observer, bucket_cap_bytes: float | None) -> None:
     observer.wrap(torch.autograd, "backward", observer.backward)
     for gather in ("all_gather", "all_gather_into_tensor"):
         observer.wrap(torch.distributed, gather, observer.gathers)
+    observer.wrap(torch.distributed, "all_reduce", observer.adds)
+    for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+        observer.wrap(module, "clip_grad_norm_", observer.clips)
     observer.wrap(torch, "compile", observer.compile)
     observer.wrap(Optimizer, "__init__", observer.constructed)
     watch(observer.sharded, instead_of_ddp=False, done="compared")

@@ -83,13 +83,14 @@ class RankStep:
     """A step of one rank.
 
     ``loss`` is the mean over its micro-batches. ``begun`` are hashes of all parameters before the state of the first
-    run was loaded, ``buffers_seen`` those of the buffers that forward got, and ``outside`` in the first step those
-    of the tensors of other modules. Gradients are ``local`` before they are
-    reduced, ``reduced`` after backward, and ``final`` as the optimizer gets them (also ``final_hashes``); ``buffers``
-    have their values after the step. ``settings`` are the optimizers' (learning rates). ``draws``: random numbers were
-    drawn that could not be switched to one stream a sample. ``bypassed``: the step was of gradients of a wrapped model
-    whose own forward was not called. ``gathers``: results of the model were gathered by a call that carries no
-    gradient. ``scale`` is the number by which a scaler scaled the loss, and ``skipped`` whether it skipped the update.
+    run was loaded, ``buffers_seen`` those of the buffers that forward got, and ``outside`` those of the tensors of
+    other modules. Gradients are ``local`` before they are reduced, ``reduced`` after backward, and ``final`` as the
+    optimizer gets them (also ``final_hashes``), by ``clipped`` smaller than before their norm was clipped; parameters
+    that nothing wraps are not ``reduced``. ``buffers`` have their values after the step. ``settings`` are the
+    optimizers' (learning rates). ``draws``: random numbers were drawn that could not be switched to one stream a
+    sample. ``bypassed``: the step was of gradients of a wrapped model whose own forward was not called. ``gathers``:
+    results of the model were gathered by a call that carries no gradient, and ``adds``: they were added so. ``scale``
+    is the number by which a scaler scaled the loss, and ``skipped`` whether it skipped the update.
     ``lost`` are the parts of parameters of 16 bits that an update left as they were. Of several micro-batches ``parts``
     are what each adds to a gradient before it is reduced, by ``NUMBER NAME`` (DDP alone), and ``changed`` the least
     factor by which the script changes a gradient between two of them (0: it is cleared).
@@ -105,9 +106,11 @@ class RankStep:
     draws: bool = False
     bypassed: bool = False
     gathers: bool = False
+    adds: bool = False
     scale: float = 1.0
     skipped: bool = False
     lost: dict[str, float] = field(default_factory=dict)
+    clipped: dict[str, float] = field(default_factory=dict)
     changed: dict[str, float] = field(default_factory=dict)
     parts: dict[str, Values] = field(default_factory=dict)
     local: dict[str, Values] = field(default_factory=dict)

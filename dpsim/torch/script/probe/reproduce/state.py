@@ -20,6 +20,8 @@ class TrainingState:
         self.optimizers: list[Any] = []
         self.names: dict[int, str] = {}
         """Of parameters by their ``id``, as ``parameters`` last found them."""
+        self._roots: list[Any] | None = None
+        """The modules that are part of no other, as the first step begins."""
 
     def note(self, optimizer: Any) -> None:
         """Note an optimizer, where it is not noted yet."""
@@ -46,13 +48,12 @@ class TrainingState:
 
     def outside(self) -> dict[str, Any]:
         """Return the tensors of modules that are no part of the model, such as a teacher, by their names."""
-        modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module) and "_modules" in vars(each)]
-        parts = {id(child) for each in modules for child in each.children()}
+        if self._roots is None:
+            self._roots = _roots()
         own = {id(each) for _, each in self.parameters()} | {id(each) for each in self.buffers().values()}
         return {
             f"{name} of {type(each).__name__}": tensor
-            for each in modules
-            if id(each) not in parts
+            for each in self._roots
             for name, tensor in (*each.named_parameters(), *each.named_buffers())
             if id(tensor) not in own and type(tensor) in (torch.Tensor, nn.Parameter) and not tensor.is_meta
         }
@@ -104,6 +105,13 @@ class TrainingState:
                         write(own_state[key], value)
                     elif key in own_state and not isinstance(value, torch.Tensor):
                         own_state[key] = value
+
+
+def _roots() -> list[Any]:
+    """Return the modules of this process that are part of no other."""
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module) and "_modules" in vars(each)]
+    parts = {id(child) for each in modules for child in each.children()}
+    return [each for each in modules if id(each) not in parts]
 
 
 def _whole(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dpsim.torch.script.probe.around import records_gradients
 from dpsim.torch.script.probe.reproduce.models import content, hashed, whole
 from dpsim.torch.script.probe.reproduce.report import MOST_VALUES
 
@@ -41,6 +42,12 @@ def sampled(tensor: Any) -> tuple[str, bytes]:
     stride = -(-flat.numel() // MOST_VALUES) or 1
     values = flat[::stride]
     return ("f8", content(values)) if values.dtype == torch.float64 else ("f4", content(values.float()))
+
+
+def has_gradient(*values: Any) -> bool:
+    """Return whether backward would pass through any of these values."""
+    tensors = [each for each in values if isinstance(each, torch.Tensor)]
+    return records_gradients() and any(each.grad_fn is not None for each in tensors)
 
 
 def row_hashes(inputs: Any, samples: int) -> tuple[int, ...]:
