@@ -11,13 +11,10 @@ from dataclasses import dataclass
 
 from dpsim.kernels.allreduce.expression import Expression, normal_form
 from dpsim.lowering.ddp import Buckets, DdpOptions, DdpParameter, final_buckets, initial_buckets
-from dpsim.torch.gloo_order import gloo_expressions
+from dpsim.torch.gloo_order import Ranges, gloo_expressions, part
 
 LAST_REBUILD = 3
 """From this step on no bucket changes."""
-
-Ranges = list[tuple[int, Expression]]
-"""(end, expression) of ranges of elements that follow each other, as of ``gloo_expressions``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,23 +40,26 @@ class OrderDifference:
 
 
 def first_difference(
-    gradients: Sequence[ReducedGradient], ready_order: Sequence[int], ranks: int, options: tuple[DdpOptions, DdpOptions]
+    gradients: Sequence[ReducedGradient],
+    ready_order: Sequence[int],
+    ranks: int,
+    options: tuple[DdpOptions, DdpOptions],
+    wire_bytes: int | None = None,
 ) -> OrderDifference | None:
     """Return where the orders of two settings first differ; ``None``: all gradients have the same bits in every step.
 
     ``gradients`` are in the order of ``named_parameters()``, ``ready_order`` has their positions as backward makes them
-    final. A difference of orders shows in most elements, and not in all. Raises ``ConfigError``.
+    final, without those that it does not reach. Two orders round to two values in most tensors, and not in each
+    element. Raises ``ConfigError``.
     """
-    before: tuple[Buckets, ...] = ()
     for step in range(1, LAST_REBUILD + 1):
-        buckets = tuple(step_buckets(gradients, ready_order, each, step) for each in options)
-        if buckets == before or buckets[0] == buckets[1]:
-            continue
-        before = buckets
-        orders = zip(*(gradient_expressions(gradients, each, ranks) for each in buckets), strict=True)
-        for gradient, (first, second) in zip(gradients, orders, strict=True):
-            if element := _differing(first, second):
-                return OrderDifference(step=step, name=gradient.name, element=element[0], expressions=element[1])
+        buckets = [step_buckets(gradients, ready_order, each, step) for each in options]
+        orders = zip(*(gradient_expressions(gradients, each, ranks, wire_bytes) for each in buckets), strict=True)
+        for index, (first, second) in enumerate(orders):
+            difference = _differing(first, second) if index in ready_order else None
+            if difference is not None:
+                element, expressions = difference
+                return OrderDifference(step=step, name=gradients[index].name, element=element, expressions=expressions)
     return None
 
 
@@ -76,8 +76,13 @@ def step_buckets(
     return final_buckets(parameters, ready_order, options)
 
 
-def gradient_expressions(gradients: Sequence[ReducedGradient], buckets: Buckets, ranks: int) -> list[Ranges]:
-    """Return for each gradient the orders in which gloo adds its elements; none for sparse ones, which it gathers."""
+def gradient_expressions(
+    gradients: Sequence[ReducedGradient], buckets: Buckets, ranks: int, wire_bytes: int | None = None
+) -> list[Ranges]:
+    """Return for each gradient the orders in which gloo adds its elements; none for sparse ones, which it gathers.
+
+    ``wire_bytes`` are those of an element where a hook compresses, 2 under ``fp16_compress_hook``.
+    """
     expressions: list[Ranges] = [[] for _ in gradients]
     for bucket in buckets:
         members = [gradients[index] for index in bucket]
@@ -85,23 +90,13 @@ def gradient_expressions(gradients: Sequence[ReducedGradient], buckets: Buckets,
             continue
         elements = sum(member.elements for member in members)
         size_bytes = sum(member.parameter.size_bytes for member in members)
-        of_bucket = gloo_expressions(elements, ranks, size_bytes // max(elements, 1))
+        of_bucket = gloo_expressions(elements, ranks, wire_bytes or size_bytes // max(elements, 1))
         start = 0
         for index in bucket:
             stop = start + gradients[index].elements
-            expressions[index] = _part(of_bucket, start, stop)
+            expressions[index] = part(of_bucket, start, stop)
             start = stop
     return expressions
-
-
-def _part(ranges: Ranges, start: int, stop: int) -> Ranges:
-    """Return the ranges of the elements from ``start`` to ``stop``, counted from ``start``."""
-    begins = [0, *(end for end, _ in ranges)]
-    return [
-        (min(end, stop) - start, expression)
-        for begin, (end, expression) in zip(begins, ranges, strict=False)
-        if begin < stop and end > start
-    ]
 
 
 def _differing(first: Ranges, second: Ranges) -> tuple[int, tuple[Expression, Expression]] | None:

@@ -11,12 +11,14 @@ from __future__ import annotations
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce.expression import Expression
 
+Ranges = list[tuple[int, Expression]]
+"""(end, expression) of ranges of elements that follow each other; gloo adds the elements of a range in one order."""
 MAX_SEGMENT_BYTES = 2**20
 """No message of the ring is longer (gloo's ``kMaxSegmentSize``)."""
 
 
-def gloo_expressions(elements: int, ranks: int, element_bytes: int = 4) -> list[tuple[int, Expression]]:
-    """Return (end, expression) for each range of elements that gloo adds in one order; ranges follow each other.
+def gloo_expressions(elements: int, ranks: int, element_bytes: int = 4) -> Ranges:
+    """Return the orders in which gloo's allreduce adds the elements of a tensor.
 
     The tensor is cut into as many equal chunks as there are ranks. Chunk c starts at rank c - 1 and goes down around
     the ring: each rank adds its own values, and rank c is the last. The chunks of the last ranks are shorter, or empty.
@@ -30,6 +32,16 @@ def gloo_expressions(elements: int, ranks: int, element_bytes: int = 4) -> list[
     chunk = _chunk_elements(elements, ranks, element_bytes)
     ends = (min((rank + 1) * chunk, elements) for rank in range(-(-elements // chunk) if chunk else 0))
     return [(end, _down_the_ring(rank, ranks)) for rank, end in enumerate(ends)]
+
+
+def part(ranges: Ranges, start: int, stop: int) -> Ranges:
+    """Return the ranges of the elements from ``start`` to ``stop - 1``, counted from ``start``."""
+    begins = [0, *(end for end, _ in ranges)]
+    return [
+        (min(end, stop) - start, expression)
+        for begin, (end, expression) in zip(begins, ranges, strict=False)
+        if begin < stop and end > start
+    ]
 
 
 def _chunk_elements(elements: int, ranks: int, element_bytes: int) -> int:
