@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,16 @@ from dpsim.kernels.allreduce.expression import Expression
 from dpsim.kernels.allreduce.tree import fold
 
 
-def evaluated(ranges: Sequence[tuple[int, Expression]], values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def evaluated(
+    ranges: Sequence[tuple[int, Expression]],
+    values: Sequence[NDArray[Any]],
+    add: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] = operator.add,
+) -> NDArray[Any]:
     """The sums of the ranks' values, each range of elements in its order."""
     total, start = np.empty_like(values[0]), 0
     for end, expression in ranges:
         part = [value[start:end] for value in values]
-        total[start:end] = fold(expression, part.__getitem__, operator.add)
+        total[start:end] = fold(expression, part.__getitem__, add)
         start = end
     assert start == len(total)
     return total

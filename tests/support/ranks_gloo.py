@@ -7,6 +7,7 @@ are forks of this process, so that PyTorch is imported once.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 import multiprocessing
@@ -19,11 +20,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rank_sums import evaluated
-from torch import distributed, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch import distributed
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch_architectures import ARCHITECTURES
+from torch_architectures import ARCHITECTURES, random_network
 
 from dpsim import codec
 from dpsim.torch.ddp_bits import ReducedGradient, gradient_expressions, step_buckets
@@ -57,20 +58,27 @@ def of_ranks(tensor: torch.Tensor) -> list[NDArray[Any]]:
     return [value.numpy() for value in values]
 
 
-def built(architecture: str) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A model that all ranks build alike, and a batch of this rank's own."""
+def built(architecture: str | int) -> tuple[Any, tuple[Any, ...]]:
+    """A model that all ranks build alike, and a batch of this rank's own; a number is that of a random network."""
+    build = (
+        functools.partial(random_network, architecture)
+        if isinstance(architecture, int)
+        else ARCHITECTURES[architecture]
+    )
     torch.manual_seed(1 + distributed.get_rank())
-    batch = ARCHITECTURES[architecture]()[1]
+    batch = build()[1]
     torch.manual_seed(0)
-    return ARCHITECTURES[architecture]()[0], batch
+    return build()[0], batch
 
 
-def replicated(architecture: str, options: dict[str, Any], *, hook: str = "", check: bool = True) -> dict[str, Any]:
+def replicated(
+    architecture: str | int, options: dict[str, Any], *, half: bool = False, check: bool = True
+) -> dict[str, Any]:
     """By DDP, of every step: the digests of the gradients by name, and those whose bits their orders do not give."""
     module, batch = built(architecture)
     ddp = DistributedDataParallel(module, **options)
-    if hook:
-        ddp.register_comm_hook(None, getattr(default_hooks, hook))
+    if half:
+        ddp.register_comm_hook(None, fp16_compress_hook)
     reduced = dict(reduced_parameters(ddp))
     record = codec.convert(ddp_record(ddp), DdpRecord)
     gradients = [
@@ -90,9 +98,9 @@ def replicated(architecture: str, options: dict[str, Any], *, hook: str = "", ch
         steps.append({name: digest(parameter.grad) for name, parameter in reduced.items()})
         if check:
             buckets = step_buckets(gradients, order, record.options, step)
-            expressions = gradient_expressions(gradients, buckets, distributed.get_world_size(), 2 if hook else None)
+            expressions = gradient_expressions(gradients, buckets, distributed.get_world_size(), 2 if half else None)
             for (name, parameter), ranges in zip(reduced.items(), expressions, strict=True):
-                total = evaluated(ranges, [as_sent(values, hook) for values in of_ranks(local[name])])
+                total = evaluated(ranges, [as_sent(values, half=half) for values in of_ranks(local[name])])
                 if parameter.grad is not None and not same_bits(parameter.grad, total):
                     wrong.append(f"step {step}, {name}")
         optimizer.step()
@@ -105,14 +113,15 @@ def replicated(architecture: str, options: dict[str, Any], *, hook: str = "", ch
     }
 
 
-def as_sent(values: NDArray[Any], hook: str) -> NDArray[Any]:
-    """What DDP adds: it multiplies by the reciprocal of the number of ranks; a hook rounds first, and divides."""
+def as_sent(values: NDArray[Any], *, half: bool) -> NDArray[Any]:
+    """What DDP adds: it multiplies by the reciprocal of the number of ranks; the hook rounds first, and divides."""
     size = distributed.get_world_size()
-    return values.astype(np.float16) / np.float16(size) if hook else values * np.float32(1 / size)
+    return values.astype(np.float16) / np.float16(size) if half else values * np.float32(1 / size)
 
 
 def same_bits(tensor: torch.Tensor, total: NDArray[Any]) -> bool:
-    return tensor.contiguous().numpy().tobytes() == total.astype(np.float32).tobytes()
+    bits: bytes = tensor.contiguous().numpy().tobytes()
+    return bits == total.astype(np.float32).tobytes()
 
 
 def digest(tensor: torch.Tensor | None) -> str:
@@ -128,7 +137,7 @@ def sharded(architecture: str, units: Sequence[int]) -> dict[str, Any]:
     names = {index: [name for name in local if name.startswith(f"{index}.")] for index in units}
     rest = [name for name in local if not any(name in members for members in names.values())]
     for index in units:
-        fully_shard(module[index])  # type: ignore[index]
+        fully_shard(module[index])
     fully_shard(module)
     loss(module, batch).backward()
     shards = dict(module.named_parameters())
@@ -137,7 +146,7 @@ def sharded(architecture: str, units: Sequence[int]) -> dict[str, Any]:
         expressions = unit_expressions([tuple(local[name].shape) for name in members], size)
         for name, ranges in zip(members, expressions, strict=True):
             total = evaluated(ranges, of_ranks(local[name])) / np.float32(size)
-            if not same_bits(shards[name].grad.full_tensor(), total):  # type: ignore[union-attr, operator]
+            if not same_bits(shards[name].grad.full_tensor(), total):
                 wrong.append(name)
     return {"wrong": wrong, "gradients": len(shards)}
 

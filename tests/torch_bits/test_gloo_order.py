@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from rank_sums import evaluated
 
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce.expression import text
+from dpsim.kernels.allreduce.tree import fold
 from dpsim.torch.gloo_order import MAX_SEGMENT_BYTES, gloo_expressions
 
 SEGMENT = MAX_SEGMENT_BYTES // 4
@@ -65,7 +67,8 @@ def allreduced(values: list[NDArray[Any]], run: Run) -> list[NDArray[Any]]:
     def task(group: Any, rank: int) -> NDArray[Any]:
         tensor = torch.from_numpy(values[rank].copy())
         group.allreduce([tensor]).wait()
-        return tensor.numpy()
+        total: NDArray[Any] = tensor.numpy()
+        return total
 
     return run(task)
 
@@ -126,8 +129,9 @@ def test_other_types_are_added_in_the_same_order_and_each_sum_is_rounded(dtype: 
                 return tensor
 
             start = 0
-            for end, ((a, b), c) in gloo_expressions(elements, 3, kind.itemsize):  # type: ignore[misc]
-                expected = (values[a][start:end] + values[b][start:end]) + values[c][start:end]
+            for end, expression in gloo_expressions(elements, 3, kind.itemsize):
+                parts = [each[start:end] for each in values]
+                expected = fold(expression, parts.__getitem__, operator.add)
                 for total in run(task):
                     assert torch.equal(total[start:end], expected)
                 start = end
