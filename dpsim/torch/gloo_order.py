@@ -40,7 +40,7 @@ def part(ranges: Ranges, start: int, stop: int) -> Ranges:
     return [
         (min(end, stop) - start, expression)
         for begin, (end, expression) in zip(begins, ranges, strict=False)
-        if begin < stop and end > start
+        if max(begin, start) < min(end, stop)
     ]
 
 
