@@ -2,6 +2,12 @@
 
 The place of an element in its bucket decides the order (``gloo_order``), and the bucket cap decides the buckets. It
 holds for tensors on processors with PyTorch 2.13, where every step reduces gradients once and all ranks compute alike.
+
+DDP multiplies a gradient by 1/n as it copies it into its bucket. Only where gradients are views of buckets, and kept
+(``gradient_as_bucket_view``, ``zero_grad(set_to_none=False)``), it divides by n from step 2 on. That gives other bits
+where n is no power of two, so both settings must have it or neither.
+
+Source: PyTorch ``reducer.cpp`` (mark_variable_ready_dense, autograd_hook, rebuild_buckets).
 """
 
 from __future__ import annotations
