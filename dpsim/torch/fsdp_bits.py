@@ -1,8 +1,8 @@
 """The order in which FSDP (``fully_shard``) over gloo adds the gradients of a unit.
 
 The unit's gradients are sent as one array of a part for each rank: of every parameter, padded to rows that divide
-evenly, the rank's rows. Gloo reduce-scatters it by an allreduce, and each rank divides its part of the sum by the number
-of ranks. It holds for processors with PyTorch 2.13.
+evenly, the rank's rows. Gloo reduce-scatters it by an allreduce, and each rank divides its part of the sum by the
+number of ranks. It holds for processors with PyTorch 2.13.
 
 Source: PyTorch ``_fsdp_collectives.py`` (foreach_reduce), ``ProcessGroupGloo.cpp`` (reduce_scatter_tensor_coalesced).
 """
