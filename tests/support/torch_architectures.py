@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -164,3 +166,14 @@ def mixed() -> Built:
 ARCHITECTURES: dict[str, Callable[[], Built]] = {
     build.__name__: build for build in (mlp, resnet18, resnet50, vgg, gpt, vit, unused, mixed)
 }
+
+
+def random_network(seed: int) -> Built:
+    """A small network of random widths, with and without biases and layer norms."""
+    choose = random.Random(seed)
+    widths = [choose.choice([3, 7, 16, 33, 64, 100, 129]) for _ in range(choose.randint(4, 10))]
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers.append(nn.Linear(inputs, outputs, bias=choose.random() < 0.7))
+        layers.append(choose.choice([nn.Tanh(), nn.LayerNorm(outputs)]))
+    return nn.Sequential(*layers), (torch.randn(5, widths[0]),)
