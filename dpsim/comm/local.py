@@ -12,17 +12,18 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import mpi4py
 import numpy as np
 
-from dpsim.comm.mpi_order import native_order
+from dpsim.comm.mpi_order import SEEN_ORDERS, SEEN_RANKS, native_order
+from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce.tree import fold
 
 if "mpi4py.MPI" not in sys.modules:
     mpi4py.rc.initialize = False
-from mpi4py import MPI  # noqa: E402
+from mpi4py import MPI
 
 T = TypeVar("T")
 _LOOK_S = 1e-3
@@ -34,7 +35,7 @@ class RankFailed(Exception):
 
 
 class _Group:
-    """What the ranks of one group share: their messages, and the values of each collective until all have taken them."""
+    """What the ranks of a group share: their messages, and the values of each collective until all have taken them."""
 
     def __init__(self, size: int, job: _Job) -> None:
         self.size, self.job = size, job
@@ -66,7 +67,7 @@ class _Request:
     def __init__(self, job: _Job, ready: Callable[[], bool], finish: Callable[[], None]) -> None:
         self._job, self._ready, self._finish, self._done = job, ready, finish, False
 
-    def Test(self) -> bool:  # noqa: N802  (MPI's name)
+    def Test(self) -> bool:
         with self._job.changed:
             if not self._done and self._job.wait(self._ready, _LOOK_S):
                 self._finish()
@@ -74,7 +75,7 @@ class _Request:
         return self._done
 
 
-class LocalComm(MPI.Intracomm):  # type: ignore[misc]
+class LocalComm(MPI.Intracomm):
     """One rank's communicator of a group of threads: those methods of MPI's that dpsim's runtime calls."""
 
     _group: _Group
@@ -97,11 +98,11 @@ class LocalComm(MPI.Intracomm):  # type: ignore[misc]
     __hash__ = object.__hash__
 
     @property
-    def rank(self) -> int:
+    def rank(self) -> int:  # type: ignore[override]
         return self._number
 
     @property
-    def size(self) -> int:
+    def size(self) -> int:  # type: ignore[override]
         return self._group.size
 
     def _start(self, value: Any, finish: Callable[[list[Any]], None]) -> _Request:
@@ -138,62 +139,68 @@ class LocalComm(MPI.Intracomm):  # type: ignore[misc]
     def bcast(self, value: Any, root: int = 0) -> Any:
         return pickle.loads(self._exchange(pickle.dumps(value) if self._number == root else b"")[root])
 
-    def Barrier(self) -> None:  # noqa: N802
+    def Barrier(self) -> None:
         self._exchange(None)
 
-    def Ibarrier(self) -> Any:  # noqa: N802
+    def Ibarrier(self) -> Any:
         return self._start(None, lambda values: None)
 
-    def Split(self, color: int = 0, key: int = 0) -> Any:  # noqa: N802
+    def Split(self, color: int = 0, key: int = 0) -> Any:
         rows = self._exchange((color, key))
-        ranks = sorted((rank for rank, row in enumerate(rows) if row[0] == color), key=lambda rank: (rows[rank][1], rank))
+        ranks = sorted(
+            (rank for rank, row in enumerate(rows) if row[0] == color), key=lambda rank: (rows[rank][1], rank)
+        )
         own = _Group(len(ranks), self._group.job) if ranks[0] == self._number else None
         groups = self._exchange(own)
         return None if color == MPI.UNDEFINED else LocalComm.of(groups[ranks[0]], ranks.index(self._number))
 
-    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:  # noqa: N802
+    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
         return self.Split(0, key)
 
-    def Dup(self, info: Any = None) -> Any:  # noqa: N802
+    def Dup(self, info: Any = None) -> Any:
         return self.Split(0, self._number)
 
-    def Free(self) -> None:  # noqa: N802
+    def Free(self) -> None:
         pass
 
-    def Isend(self, buffer: Any, dest: int, tag: int = 0) -> Any:  # noqa: N802
+    def Isend(self, buf: Any, dest: int, tag: int = 0) -> Any:
         group, pair = self._group, (self._number, dest, tag)
         with group.job.changed:
-            group.messages[pair][group.sent[pair]] = np.ascontiguousarray(buffer).tobytes()
+            group.messages[pair][group.sent[pair]] = np.ascontiguousarray(buf).tobytes()
             group.sent[pair] += 1
             group.job.changed.notify_all()
         return _Request(group.job, lambda: True, lambda: None)
 
-    def Irecv(self, buffer: Any, source: int, tag: int = 0) -> Any:  # noqa: N802
+    def Irecv(self, buf: Any, source: int = 0, tag: int = 0) -> Any:
         group, pair = self._group, (source, self._number, tag)
         with group.job.changed:
             arrived, number = group.messages[pair], group.received[pair]
             group.received[pair] += 1
 
         def take() -> None:
-            buffer[...] = np.frombuffer(arrived.pop(number), buffer.dtype).reshape(buffer.shape)
+            buf[...] = np.frombuffer(arrived.pop(number), buf.dtype).reshape(buf.shape)
 
         return _Request(group.job, lambda: number in arrived, take)
 
-    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> None:  # noqa: N802
-        self._native(recvbuf, [*map(np.array, self._exchange(recvbuf.copy()))], blocking=True)
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> None:
+        self._add(recvbuf, self._exchange(recvbuf.copy()))
 
-    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> Any:  # noqa: N802
-        return self._start(recvbuf.copy(), lambda values: self._native(recvbuf, values, blocking=False))
+    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> Any:
+        return self._start(recvbuf.copy(), lambda values: self._add(recvbuf, values))
 
-    def _native(self, target: Any, values: Sequence[Any], *, blocking: bool) -> None:
-        first = 0
-        for stop, order in native_order(target.size, target.itemsize, self.size, blocking=blocking):
-            target[first:stop] = fold(order, lambda rank, part=slice(first, stop): values[rank][part], np.add)
-            first = stop
+    def _add(self, target: Any, values: Sequence[Any]) -> None:
+        order = native_order(self.size)
+        if order is None:
+            raise ConfigError(
+                f"the order in which this MPI library's own allreduce adds on {self.size} ranks",
+                allowed=f"{', '.join(SEEN_ORDERS)} on {SEEN_RANKS.start} to {SEEN_RANKS.stop - 1}",
+                remedy="choose another --algorithm, or train with dpsim reproduce",
+            )
+        target[...] = fold(order.expression, values.__getitem__, np.add)
 
 
-class LocalRanks:
-    """Ranks that are threads of this process, each of which runs ``task(communicator)`` from one ``yield`` to the next."""
+class LocalRanks(Generic[T]):
+    """Ranks that are threads of this process. Each runs ``task(communicator)`` from one ``yield`` to the next."""
 
     def __init__(self, ranks: int, task: Callable[[LocalComm], Generator[T]]) -> None:
         self._job = _Job()
