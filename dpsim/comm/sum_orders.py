@@ -55,6 +55,8 @@ def _orders_and_bounds(how: Summation, elements: int) -> tuple[list[Order] | Non
     whole = [0, elements]
     if how.ranks == 1:
         return [Order(0, ())], whole
+    if how.ranks == 2 and not how.compressed:
+        return [Order((0, 1), ())], whole  # a sum of two has one order
     algorithm, divided = how.algorithm, how.kind != "allreduce" or how.replicas > 1
     in_memory = how.shares_memory and ALGORITHMS.find(algorithm).place == "shared memory"
     if in_memory and not divided:  # every version of the kernels adds along this tree
@@ -73,3 +75,8 @@ def _orders_and_bounds(how: Summation, elements: int) -> tuple[list[Order] | Non
         lists.append(step_list("allreduce", algorithm, None, *group))
     units = max(listed.units for listed in lists)
     return unit_orders(lists), unit_bounds(how.kind, algorithm, how.replicas, elements, units)
+
+
+def unseen_library(algorithm: str, ranks: int) -> bool:
+    """Return whether an algorithm is the MPI library's own, of which nobody has seen in which order it adds."""
+    return algorithm == "mpi" and ranks > 2 and native_order(ranks) is None

@@ -26,8 +26,8 @@ MOST_RANKS = 64
 class Work(NamedTuple):
     """What a rank computes alone: the samples that it takes at once, and those that batch norm normalises together.
 
-    With ``leaves`` the devices do not matter, and are 0. ``batch_norm`` is empty for a model without one. ``divided`` is
-    the strategy where devices compute different layers or parts of them.
+    With ``leaves`` the devices do not matter, and are 0. ``batch_norm`` is empty for a model without one. ``divided``
+    is the strategy where devices compute different layers or parts of them.
     """
 
     leaves: int
