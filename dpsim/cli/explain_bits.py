@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dpsim.cli import show
@@ -57,28 +58,38 @@ def _print(explained: ExplainedBits) -> None:
     from dpsim.records.reproduce import plan_name
     from dpsim.report.table import Column
 
-    def against_reference(number: int) -> Comparison | None:
-        reference = explained.reference(number)
-        return None if number == reference else explained.compare(number, reference)
-
-    rows = [(number, against_reference(number)) for number in range(len(explained.plans))]
     modes = list(dict.fromkeys(plan.batch_norm for plan in explained.plans))
     for mode in modes:
         show.table(
             (
-                Column(head="run", cell=lambda row: plan_name(explained.plans[row[0]]), left=True),
-                Column(head="bits", cell=lambda row: explained.letters[row[0]], left=True),
-                Column(head="against 1 device", cell=lambda row: row[1].verdict if row[1] else "", left=True),
-                Column(head="because", cell=lambda row: row[1].why if row[1] else "", left=True),
+                Column(head="run", cell=lambda number: plan_name(explained.plans[number]), left=True),
+                Column(head="bits", cell=lambda number: explained.letters[number], left=True),
+                Column(head="against 1 device", cell=lambda number: _against_reference(explained, number), left=True),
             ),
-            [row for row in rows if explained.plans[row[0]].batch_norm == mode],
+            [number for number, plan in enumerate(explained.plans) if plan.batch_norm == mode],
             title=f"bits in {explained.steps} steps" + (f", batch norm {mode}" if len(modes) > 1 else ""),
         )
+    for sentence in _sentences(explained):
+        print(sentence)
+
+
+def _against_reference(explained: ExplainedBits, number: int) -> str:
+    reference = explained.reference(number)
+    return "" if number == reference else explained.compare(number, reference).verdict
+
+
+def _sentences(explained: ExplainedBits) -> Iterator[str]:
+    """Yield why plans with equal letters have the same bits, and why two letters differ, each with its reference first.
+
+    In them, here is what is named first, and there the other.
+    """
+    for letter in dict.fromkeys(explained.letters):
+        for number, other in explained.alike(letter):
+            yield f"{letter}: the same bits, because {explained.compare(number, other).why}."
     pairs = explained.pairs()
     for number, other in pairs[:_MOST_PAIRS]:
         comparison = explained.compare(number, other)
         names = f"{explained.letters[number]} and {explained.letters[other]}"
-        print(f"{names}: {comparison.verdict}, because {comparison.why}.")
+        yield f"{names}: {comparison.verdict}, because {comparison.why}."
     if len(pairs) > _MOST_PAIRS:
-        print(f"{len(pairs) - _MOST_PAIRS} more pairs: --json has them.")
-    print("Equal letters have equal bits; here is the row or the first letter, there what it is compared with.")
+        yield f"{len(pairs) - _MOST_PAIRS} more pairs of letters: --json has them."

@@ -34,8 +34,9 @@ def why_by_values(here: Bits, there: Bits, steps: int) -> str:
 def why_different(here: Bits, there: Bits, tensor: str) -> str:
     """Say why two plans have other bits, which show first in ``tensor`` (empty, the loss, or batch norm's state)."""
     name = tensor.rpartition("/")[2]
-    work = _other_work(here.work, there.work, statistics=tensor.startswith("state/"))
-    orders = _other_order(here, there, name)
+    statistics = tensor.startswith("state/")
+    work = _other_work(here.work, there.work, statistics=statistics)
+    orders = "" if work and statistics else _other_order(here, there, name)
     return "; and ".join(part for part in (work, orders) if part)
 
 
@@ -52,12 +53,12 @@ def _other_work(here: Work, there: Work, *, statistics: bool) -> str:
     sizes = f"{here.local_batch:.4g} samples at once here, and {there.local_batch:.4g} there"
     if here.local_batch == there.local_batch:
         return (
-            f"a rank's own gradient is of {_micro_batches(here)} of {here.local_batch:.4g} samples here, and of "
+            f"a rank adds {_micro_batches(here)} of {here.local_batch:.4g} samples here, and "
             f"{_micro_batches(there)} there"
         )
     if statistics and here.batch_norm == "local":
         return f"batch norm normalises {sizes}"
-    return f"a rank's own gradient is of {sizes}, which is another shape and another sum over samples"
+    return f"a rank computes {sizes}: other shapes, and another sum over samples"
 
 
 def _leaves(work: Work) -> str:

@@ -195,6 +195,8 @@ def _answers(record: ReproduceRecord) -> Iterator[str]:
     if (saved := record.saved_comparison) is not None:
         for plan, difference in zip(saved.compared, saved.differences, strict=True):
             verdict = "identical" if difference is None else _in_words(difference)
+            if difference is not None and saved.across_machines:
+                verdict += f"; not held against it, for {listed(saved.across_machines)}"
             yield f"Compared with {saved.path}, {_mode_name(plan)}: {verdict}."
 
 
@@ -237,7 +239,7 @@ def _warnings(record: ReproduceRecord) -> Iterator[ReportWarning]:
         yield ReportWarning(
             kind="across-machines",
             text=f"the saved run is of another machine type: {listed(record.saved_comparison.across_machines)}",
-            remedy="differences may come from that; compare on one machine type",
+            remedy="differences from it are not held against this run; compare on one machine type to hold them",
         )
 
 

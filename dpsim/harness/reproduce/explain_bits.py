@@ -88,14 +88,16 @@ class ExplainedBits:
         return Comparison(same=False, why=why_different(here, there, tensor), step=step, tensor=tensor)
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Return the first plans of every two letters that are not compared as a plan with its reference."""
+        """Return the first plans of every two letters, those of which the other is a reference first."""
         first = [self.letters.index(each) for each in dict.fromkeys(self.letters)]
-        return [
-            (number, other)
-            for position, other in enumerate(first)
-            for number in first[position + 1 :]
-            if self.reference(number) != other
-        ]
+        every = [(number, other) for position, other in enumerate(first) for number in first[position + 1 :]]
+        return sorted(every, key=lambda pair: pair[1] != self.reference(pair[0]))
+
+    def alike(self, letter: str) -> list[tuple[int, int]]:
+        """Return plans of one letter with the first of it: one for each law, besides the first plan itself."""
+        plans = [number for number, each in enumerate(self.letters) if each == letter]
+        other_laws = {self._laws[number]: number for number in reversed(plans[1:])}
+        return [(number, plans[0]) for number in sorted(other_laws.values())]
 
 
 def _first(here: Trajectory, there: Trajectory) -> tuple[int, str] | None:
