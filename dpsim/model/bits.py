@@ -26,6 +26,7 @@ MOST_RANKS = 64
 class Work(NamedTuple):
     """What a rank computes alone: the samples that it takes at once, and those that batch norm normalises together.
 
+    ``training`` are the settings of a plan that make it another training: its batch, number formats and optimizer.
     With ``leaves`` the devices do not matter, and are 0. ``batch_norm`` is empty for a model without one. ``divided``
     is the strategy where devices compute different layers or parts of them.
     """
@@ -36,6 +37,7 @@ class Work(NamedTuple):
     accumulate: int
     global_batch: int
     divided: str
+    training: tuple[object, ...]
 
     @property
     def local_batch(self) -> float:
@@ -70,9 +72,10 @@ def plan_bits(schedule: Schedule, *, shares_memory: bool = True) -> Bits:
     plan, workload = schedule.plan, schedule.workload
     batch_norm = plan.batch_norm if any(layer.batch_norm_channels for layer in workload.layers) else ""
     divided = plan.parallelism.text if plan.parallelism.classes > 1 else ""
+    training = plan.wire_dtype, plan.compute_dtype, plan.optimizer
     if plan.leaves:
-        return Bits(Work(plan.leaves, batch_norm, 0, 1, plan.global_batch, ""), {}, ())
-    work = Work(0, batch_norm, plan.data_devices, plan.accumulate, plan.global_batch, divided)
+        return Bits(Work(plan.leaves, batch_norm, 0, 1, plan.global_batch, "", training), {}, ())
+    work = Work(0, batch_norm, plan.data_devices, plan.accumulate, plan.global_batch, divided, training)
     how = Summation(
         algorithm=plan.algorithm,
         ranks=plan.data_devices,

@@ -42,6 +42,8 @@ def why_different(here: Bits, there: Bits, tensor: str) -> str:
 
 def _other_work(here: Work, there: Work, *, statistics: bool) -> str:
     """Say what ranks compute otherwise alone; empty if they do not."""
+    if (here.training, here.global_batch) != (there.training, there.global_batch):
+        return "it is another training"
     if here.leaves != there.leaves:
         return f"it is trained in {_leaves(here)} here, and in {_leaves(there)} there"
     if here.batch_norm != there.batch_norm:
