@@ -30,7 +30,7 @@ Examples:
   dpsim reproduce --torch-script train.py --devices 4 --resume-on 2"""
 SHOWN = (
     "--torch-script --resume-on --fusion-threshold --accumulate --model --dataset --devices --algorithm --batch-norm "
-    "--steps --strategy --set --explain-bits --against --output --json"
+    "--steps --strategy --set --explain-bits --against --output"
 )
 """The flags that ``--help`` shows; ``--help-all`` shows all."""
 
