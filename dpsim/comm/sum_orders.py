@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ class Summation(NamedTuple):
 def element_orders(how: Summation, elements: int) -> list[tuple[int, Order]] | None:
     """Return the ends of ranges of elements, and the order of each; None where nobody knows it beforehand.
 
-    That is so of a user's own algorithm, and of an MPI library whose order was not seen.
+    That is so of a user's own algorithm, of a library on GPUs, and of an MPI library whose order was not seen.
     """
     orders, bounds = _orders_and_bounds(how, elements)
     if orders is None:
@@ -67,14 +68,17 @@ def _orders_and_bounds(how: Summation, elements: int) -> tuple[list[Order] | Non
     if algorithm == "mpi":
         order = native_order(how.ranks)
         return (None if order is None else [order]), whole
-    if ALGORITHMS.find(algorithm).steps is not None:
+    if ALGORITHMS.find(algorithm).steps is not None or ALGORITHMS.find(algorithm).place == "elsewhere":
         return None, whole
-    group = how.ranks, how.devices_a_node, how.replicas
-    lists = [step_list(how.kind, algorithm, None, *group)]
-    if how.replicas > 1 and how.kind != "allreduce":
-        lists.append(step_list("allreduce", algorithm, None, *group))
-    units = max(listed.units for listed in lists)
-    return unit_orders(lists), unit_bounds(how.kind, algorithm, how.replicas, elements, units)
+    orders = _steps_orders(how.kind, algorithm, how.ranks, how.devices_a_node, how.replicas)
+    return orders, unit_bounds(how.kind, algorithm, how.replicas, elements, len(orders))
+
+
+@functools.lru_cache(maxsize=256)
+def _steps_orders(kind: CollectiveKind, algorithm: str, ranks: int, devices_a_node: int, replicas: int) -> list[Order]:
+    """Return the order of each unit of an algorithm's steps; with replicas of what each has, then over them."""
+    kinds: list[CollectiveKind] = [kind, "allreduce"] if replicas > 1 and kind != "allreduce" else [kind]
+    return unit_orders([step_list(each, algorithm, None, ranks, devices_a_node, replicas) for each in kinds])
 
 
 def unseen_library(algorithm: str, ranks: int) -> bool:

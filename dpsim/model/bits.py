@@ -6,7 +6,7 @@ gradient is added over the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +14,8 @@ from dpsim.comm.sum_orders import Summation, element_orders
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.kernels.allreduce.expression import text
 from dpsim.kernels.allreduce.orders import Order
+from dpsim.model.rows import PredictedRow
+from dpsim.model.step import scheduled
 from dpsim.schedule import Schedule
 
 Ranges = tuple[tuple[int, Order], ...]
@@ -116,7 +118,19 @@ def _part(ranges: list[tuple[int, Order]], first: int, stop: int) -> Ranges:
     )
 
 
-def letters(bits: list[Bits]) -> list[str]:
+def row_letters(rows: Sequence[PredictedRow]) -> list[str]:
+    """Return the letters of predicted rows that dpsim's runtime would train; empty for another runtime's workload."""
+    if any(row.workload.ddp is not None for row in rows):
+        return []
+    return letters(
+        [
+            plan_bits(scheduled(row.workload, row.machine, row.plan), shares_memory=row.machine.network == "node")
+            for row in rows
+        ]
+    )
+
+
+def letters(bits: Sequence[Bits]) -> list[str]:
     """Return A, B, ... for each: equal letters have equal bits."""
     representatives: list[Bits] = []
     numbers = []

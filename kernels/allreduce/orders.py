@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dpsim.kernels.allreduce.expression import Expression, normal_form
+from dpsim.kernels.allreduce.expression import Expression
 from dpsim.kernels.allreduce.steps import SLOT, StepList
-from dpsim.kernels.allreduce.tree import fold, slots_below
+from dpsim.kernels.allreduce.tree import fold
 
 
 class Order(NamedTuple):
@@ -35,14 +35,22 @@ def unit_orders(lists: Sequence[StepList]) -> list[Order]:
             for offset in range(step.sources[0].elements * each):
                 sources = [(source.memory, source.number, source.start * each + offset) for source in step.sources]
                 addends = [held[key] if key in held or key[0] != SLOT else key[1] for key in sources]
-                total = normal_form(fold(step.tree, addends.__getitem__, _sum))
+                total = fold(step.tree, addends.__getitem__, _sum)
                 for output in step.outputs:
                     unit = output.start * each + offset
                     held[output.memory, output.number, unit] = total
                     if step.final:
-                        orders[unit] = Order(total, tuple(sorted(map(normal_form, addends), key=slots_below)))
+                        orders[unit] = Order(total, tuple(sorted(addends, key=_lowest)))
     return [orders[unit] if unit in orders else Order(held[SLOT, 0, unit], ()) for unit in range(units)]
 
 
 def _sum(left: Expression, right: Expression) -> Expression:
-    return left, right
+    """Return the normal form of a sum of two normal forms."""
+    return (left, right) if _lowest(left) < _lowest(right) else (right, left)
+
+
+def _lowest(expression: Expression) -> int:
+    """Return the lowest number of a normal form, which stands first."""
+    while not isinstance(expression, int):
+        expression = expression[0]
+    return expression
