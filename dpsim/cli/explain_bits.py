@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from dpsim.cli import show
 
 if TYPE_CHECKING:
-    from dpsim.harness.reproduce.explain_bits import Comparison, ExplainedBits
+    from dpsim.harness.reproduce.lettered import Comparison, LetteredRuns
+    from dpsim.harness.reproduce.script import ScriptComparison
     from dpsim.records.reproduce import Reproduction
 
 _MOST_PAIRS = 12
@@ -21,27 +22,41 @@ def explain(reproduction: Reproduction, *, json: bool) -> None:
 
     with show.progress() as progress:
         explained = ExplainedBits(reproduction, progress)
+    _show(explained, json=json)
+
+
+def explain_script(comparison: ScriptComparison, *, json: bool) -> None:
+    """Say which bucket caps of a script's DDP give the same bits. The script runs as one rank alone."""
+    from dpsim.harness.reproduce.explain_script_bits import ExplainedScriptBits
+
+    with show.progress() as progress:
+        explained = ExplainedScriptBits(comparison, progress)
+    _show(explained, json=json)
+
+
+def _show(explained: LetteredRuns, *, json: bool) -> None:
     if json:
         _print_json(explained)
-    else:
-        _print(explained)
+        return
+    _print_table(explained)
+    for sentence in _sentences(explained):
+        print(sentence)
 
 
-def _print_json(explained: ExplainedBits) -> None:
-    from dpsim.report.reproduce import configuration
+def _print_json(explained: LetteredRuns) -> None:
+    from dpsim.harness.reproduce.lettered import pairs
 
-    points = [
-        configuration(plan)
-        | {"bits": letter, "reference": explained.letters[reference := explained.reference(number)]}
-        | _values(explained.compare(number, reference))
-        for number, (plan, letter) in enumerate(zip(explained.plans, explained.letters, strict=True))
-    ]
-    pairs = [
-        {"bits": explained.letters[number], "other": explained.letters[other]}
+    points = []
+    for number, run in enumerate(explained.runs):
+        reference = explained.reference(number)
+        letters = {"bits": run.letter, "reference": explained.runs[reference].letter}
+        points.append(dict(run.settings) | letters | _values(explained.compare(number, reference)))
+    compared = [
+        {"bits": explained.runs[number].letter, "other": explained.runs[other].letter}
         | _values(explained.compare(number, other))
-        for number, other in explained.pairs()
+        for number, other in pairs(explained)
     ]
-    show.print_json("reproduce", points, {"steps": explained.steps, "pairs": pairs})
+    show.print_json("reproduce", points, {"pairs": compared})
 
 
 def _values(comparison: Comparison) -> dict[str, Any]:
@@ -54,42 +69,40 @@ def _values(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _print(explained: ExplainedBits) -> None:
-    from dpsim.records.reproduce import plan_name
+def _print_table(explained: LetteredRuns) -> None:
     from dpsim.report.table import Column
 
-    modes = list(dict.fromkeys(plan.batch_norm for plan in explained.plans))
-    for mode in modes:
+    runs = explained.runs
+    for section in dict.fromkeys(run.section for run in runs):
         show.table(
             (
-                Column(head="run", cell=lambda number: plan_name(explained.plans[number]), left=True),
-                Column(head="bits", cell=lambda number: explained.letters[number], left=True),
-                Column(head="against 1 device", cell=lambda number: _against_reference(explained, number), left=True),
+                Column(head="run", cell=lambda number: runs[number].name, left=True),
+                Column(head="bits", cell=lambda number: runs[number].letter, left=True),
+                Column(head=explained.against, cell=lambda number: _against_reference(explained, number), left=True),
             ),
-            [number for number, plan in enumerate(explained.plans) if plan.batch_norm == mode],
-            title=f"bits in {explained.steps} steps" + (f", batch norm {mode}" if len(modes) > 1 else ""),
+            [number for number, run in enumerate(runs) if run.section == section],
+            title=", ".join(part for part in (explained.title, section) if part),
         )
-    for sentence in _sentences(explained):
-        print(sentence)
 
 
-def _against_reference(explained: ExplainedBits, number: int) -> str:
+def _against_reference(explained: LetteredRuns, number: int) -> str:
     reference = explained.reference(number)
     return "" if number == reference else explained.compare(number, reference).verdict
 
 
-def _sentences(explained: ExplainedBits) -> Iterator[str]:
-    """Yield why plans with equal letters have the same bits, and why two letters differ, each with its reference first.
+def _sentences(explained: LetteredRuns) -> Iterator[str]:
+    """Yield why runs with equal letters have the same bits, and why two letters differ.
 
     In them, here is what is named first, and there the other.
     """
-    for letter in dict.fromkeys(explained.letters):
-        for number, other in explained.alike(letter):
-            yield f"{letter}: the same bits, because {explained.compare(number, other).why}."
-    pairs = explained.pairs()
-    for number, other in pairs[:_MOST_PAIRS]:
+    from dpsim.harness.reproduce.lettered import alike, pairs
+
+    for number, other in alike(explained):
+        yield f"{explained.runs[number].letter}: the same bits, because {explained.compare(number, other).why}."
+    every = pairs(explained)
+    for number, other in every[:_MOST_PAIRS]:
         comparison = explained.compare(number, other)
-        names = f"{explained.letters[number]} and {explained.letters[other]}"
-        yield f"{names}: {comparison.verdict}, because {comparison.why}."
-    if len(pairs) > _MOST_PAIRS:
-        yield f"{len(pairs) - _MOST_PAIRS} more pairs of letters: --json has them."
+        letters = f"{explained.runs[number].letter} and {explained.runs[other].letter}"
+        yield f"{letters}: {comparison.verdict}, because {comparison.why}."
+    if len(every) > _MOST_PAIRS:
+        yield f"{len(every) - _MOST_PAIRS} more pairs of letters: --json has them."

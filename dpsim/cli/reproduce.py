@@ -166,7 +166,7 @@ def _reproduction(given: ReproduceFlags) -> Reproduction:
 
 
 _OF_ALL_SCRIPTS = ["torch_script", "python", "script_may_write", "devices", "steps", "json"]
-_OF_SCRIPTS = [*_OF_ALL_SCRIPTS, "fusion_threshold_bytes", "accumulate"]
+_OF_SCRIPTS = [*_OF_ALL_SCRIPTS, "fusion_threshold_bytes", "accumulate", "explain_bits"]
 _OF_RESUMED = [*_OF_ALL_SCRIPTS, "resume_on"]
 
 
@@ -229,6 +229,9 @@ def _script(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> i
             steps=given.steps,
         ),
     )
+    if given.explain_bits:
+        explain_bits.explain_script(comparison, json=given.json)
+        return 0
     with show.progress() as progress:
         verdict = compare(comparison, progress)
     _print(verdict, json=given.json)

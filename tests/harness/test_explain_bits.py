@@ -87,7 +87,7 @@ def test_orders_that_round_alike_are_the_same_bits_by_values() -> None:
     explained = ExplainedBits(asked, no_progress)
     assert [(plan.devices, plan.accumulate) for plan in explained.plans] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     comparison = explained.compare(2, 1)
-    assert explained.letters == ["A", "B", "B", "C"] and comparison.same
+    assert [run.letter for run in explained.runs] == ["A", "B", "B", "C"] and comparison.same
     assert comparison.why.startswith(
         "by values: in 2 steps all sums round alike, though a rank adds 1 micro-batch of 12"
     )
@@ -181,6 +181,6 @@ def test_what_is_said_of_every_pair_is_what_ranks_compute(asked: dict[str, Any])
         difference = first_difference(*(trained[plan] for plan in plans))
         said = explained.compare(number, other)
         assert said.same == (difference is None), plans
-        assert (explained.letters[number] == explained.letters[other]) == (difference is None), plans
+        assert (explained.runs[number].letter == explained.runs[other].letter) == (difference is None), plans
         if difference is not None:
             assert (said.step, said.tensor) == (difference.step, difference.tensor), plans
