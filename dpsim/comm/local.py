@@ -6,12 +6,14 @@ allreduce adds in the order in which it does so in a job (``dpsim.comm.mpi_order
 
 from __future__ import annotations
 
+import functools
 import pickle
 import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from queue import SimpleQueue
 from typing import Any, Generic, Self, TypeVar
 
 import mpi4py
@@ -28,6 +30,10 @@ from mpi4py import MPI
 T = TypeVar("T")
 _LOOK_S = 1e-3
 """How long a look at a message waits for it, so that other ranks can compute meanwhile."""
+
+
+_GRACE_S = 2.0
+"""How long the other ranks have to notice that one has failed."""
 
 
 class RankFailed(Exception):
@@ -206,15 +212,28 @@ class LocalRanks(Generic[T]):
         self._job = _Job()
         group = _Group(ranks, self._job)
         self._tasks = [task(LocalComm.of(group, rank)) for rank in range(ranks)]
-        self._threads = ThreadPoolExecutor(ranks, "dpsim-rank")
+        self._calls: list[SimpleQueue[_Call | None]] = [SimpleQueue() for _ in range(ranks)]
+        for rank, calls in enumerate(self._calls):  # daemons: one that waits for a failed rank ends with the process
+            threading.Thread(target=_serve, args=(calls,), name=f"dpsim-rank-{rank}", daemon=True).start()
 
     def advance(self) -> T:
         """Return what rank 0 yields next; all ranks go on to theirs. Raises the first rank's own error."""
-        results = [self._threads.submit(self._next, task) for task in self._tasks]
-        errors = [error for result in results if (error := result.exception()) is not None]
+        results = self._run([functools.partial(self._next, task) for task in self._tasks])
+        errors = [error for each in results if each.done() and (error := each.exception()) is not None]
         if errors:
             raise next((error for error in errors if not isinstance(error, RankFailed)), errors[0])
-        return results[0].result()
+        value: T = results[0].result()
+        return value
+
+    def _run(self, functions: Sequence[Callable[[], object]]) -> list[Future[Any]]:
+        """Call one function on each rank's thread, and wait for all; where one fails for the others a moment alone."""
+        results: list[Future[Any]] = [Future() for _ in functions]
+        for calls, function, result in zip(self._calls, functions, results, strict=True):
+            calls.put((function, result))
+        if not self._job.failed:
+            wait(results, return_when=FIRST_EXCEPTION)
+        wait(results, timeout=_GRACE_S if self._job.failed else None)
+        return results
 
     def _next(self, task: Iterator[T]) -> T:
         try:
@@ -227,6 +246,19 @@ class LocalRanks(Generic[T]):
 
     def close(self) -> None:
         """End the tasks where they are, and their threads."""
-        for result in [self._threads.submit(task.close) for task in self._tasks]:
-            result.result()
-        self._threads.shutdown()
+        self._run([task.close for task in self._tasks])
+        for calls in self._calls:
+            calls.put(None)
+
+
+_Call = tuple[Callable[[], object], "Future[Any]"]
+
+
+def _serve(calls: SimpleQueue[_Call | None]) -> None:
+    """Call what is asked for, one after another, until nothing more is."""
+    while (call := calls.get()) is not None:
+        function, result = call
+        try:
+            result.set_result(function())
+        except BaseException as error:  # handed to the thread that asked, which raises it
+            result.set_exception(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Generator
 from typing import Any
 
@@ -102,3 +103,19 @@ def test_no_mpi_library_is_initialised() -> None:
 
     code = "from dpsim.comm import local; from mpi4py import MPI; print(MPI.Is_initialized())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_rank_that_waits_elsewhere_does_not_keep_an_error_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does in a kernel, for the flag of a rank that has failed."""
+    monkeypatch.setattr(local, "_GRACE_S", 0.1)
+    awaited = threading.Event()
+
+    def task(comm: LocalComm) -> Generator[Any]:
+        if comm.rank == 1:
+            raise ConfigError("a value", allowed="another")
+        awaited.wait()
+        yield None
+
+    with pytest.raises(ConfigError, match="a value"):
+        first(2, task)
+    awaited.set()
