@@ -30,6 +30,10 @@ class ExplainedBits:
     against = "against 1 device"
 
     def __init__(self, reproduction: Reproduction, progress: Progress) -> None:
+        with one_thread():  # as ranks compute, and before a model of PyTorch is loaded
+            self._explain(reproduction, progress)
+
+    def _explain(self, reproduction: Reproduction, progress: Progress) -> None:
         self.steps, self.plans = reproduction.steps, possible(reproduction)
         self.title = f"bits in {self.steps} steps"
         dataset = load_dataset(reproduction.dataset, reproduction.seed)
@@ -42,8 +46,7 @@ class ExplainedBits:
         first = [law for law in dict.fromkeys(laws) if not self._unknown[law]]
         self._replayed: dict[int, Trajectory] = {}
         if len(first) > 1:
-            with one_thread():
-                replayed = trajectories(reproduction, [self.plans[law] for law in first], progress)
+            replayed = trajectories(reproduction, [self.plans[law] for law in first], progress)
             self._replayed = dict(zip(first, replayed, strict=True))
         outcomes = [self._replayed.get(law, law) for law in laws]
         distinct = [each for number, each in enumerate(outcomes) if each not in outcomes[:number]]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple, ParamSpec, TypeVar
+
+import msgspec
 
 from dpsim.comm.local import LocalComm, LocalRanks
 from dpsim.data import Dataset, load_dataset
@@ -13,10 +16,13 @@ from dpsim.machine import Selection
 from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.records.reproduce import Reproduction, Trajectory, plan_name
-from dpsim.replica import Capabilities
+from dpsim.replica import Capabilities, Replica
 from dpsim.runtime.choosing import choose, problems_of
 from dpsim.runtime.micro_batches import batch_sizes
 from dpsim.study.runners.digest import DigestedTraining, replica
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def trajectories(reproduction: Reproduction, plans: Sequence[Plan], progress: Progress) -> list[Trajectory]:
@@ -58,6 +64,8 @@ class _Training:
     def __init__(self, reproduction: Reproduction, plan: Plan, dataset: Dataset, progress: Progress) -> None:
         self.plan, self._reproduction, self._dataset, self._progress = plan, reproduction, dataset, progress
         self._ranks: LocalRanks[_Step] | None = None
+        self._replicas: list[Replica] = []
+        self._trained = plan
         self._steps: list[_Step] = []
 
     @property
@@ -74,12 +82,17 @@ class _Training:
         """Train one more step."""
         if self._ranks is None:
             _choose_code(self._reproduction, self._dataset, self.plan)
+            self._replicas = [replica(self._reproduction, self._dataset) for _ in range(self.plan.devices)]
+            if Capabilities.of(self._replicas[0]).tunable is None and not self.plan.parallelism.keeps_shards:
+                _take_turns(self._replicas)
+                self._trained = msgspec.structs.replace(self.plan, overlap="off")  # nobody waits in a turn
             self._ranks = LocalRanks(self.plan.devices, self._train)
         self._steps.append(self._ranks.advance())
 
     def _train(self, comm: LocalComm) -> Generator[_Step]:
         selection = Selection.usual(self.plan.data_devices)  # all that auto may take adds in one order
-        training = DigestedTraining(comm, self._reproduction, self.plan, self._dataset, selection)
+        trained = self._replicas[comm.rank]
+        training = DigestedTraining(comm, self._reproduction, trained, self._trained, self._dataset, selection)
         try:
             while True:
                 training.trainer.step()
@@ -92,6 +105,22 @@ class _Training:
         if self._ranks is not None:
             self._ranks.close()
             self._ranks = None
+
+
+def _take_turns(replicas: Sequence[Replica]) -> None:
+    """Let one of the replicas compute at a time: those of users, and of PyTorch, may share a random generator."""
+    turn = threading.RLock()
+
+    def in_turn(method: Callable[P, T]) -> Callable[P, T]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            with turn:
+                return method(*args, **kwargs)
+
+        return call
+
+    for each in replicas:
+        for name in ("initial_parameters", "forward_backward"):
+            setattr(each, name, in_turn(getattr(each, name)))
 
 
 def _choose_code(reproduction: Reproduction, dataset: Dataset, plan: Plan) -> None:

@@ -57,19 +57,20 @@ def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list
 class DigestedTraining:
     """One rank's training of a plan, of which the tensors can be compared after every step.
 
-    ``selection`` is what algorithm ``auto`` takes by size; without one it is measured.
+    ``trained`` is a replica of the reproduction's model. ``selection`` is what algorithm ``auto`` takes by size;
+    without one it is measured.
     """
 
     def __init__(
         self,
         comm: MPI.Intracomm,
         reproduction: Reproduction,
+        trained: Replica,
         plan: Plan,
         dataset: Dataset,
         selection: Selection | None = None,
     ) -> None:
-        self.comm = comm
-        self.replica = replica(reproduction, dataset)
+        self.comm, self.replica = comm, trained
         self.trainer = Trainer(
             self.replica, dataset, plan, comm, Network(), seed=reproduction.seed, selection=selection
         )
@@ -102,7 +103,7 @@ def replica(reproduction: Reproduction, dataset: Dataset) -> Replica:
 
 class _Run(DigestedTraining):
     def __init__(self, comm: MPI.Intracomm, reproduction: Reproduction, case: DigestCase, dataset: Dataset) -> None:
-        super().__init__(comm, reproduction, case.plan, dataset)
+        super().__init__(comm, reproduction, replica(reproduction, dataset), case.plan, dataset)
         self.case, self.steps = case, case.until or reproduction.steps
 
     def train(self) -> RunOutcome:
