@@ -161,18 +161,22 @@ class _Question:
 
         With a fit it is the time to a target loss.
         """
+        from dpsim.model.bits import row_letters
         from dpsim.model.critical_batch import add_time_to_target
         from dpsim.model.hours import add_hours
         from dpsim.model.points import compared, predict_grid
 
         first = next(iter(self.machines.values()))
         predicted = {name: predict_grid(self.workload, machine, self.grid) for name, machine in self.machines.items()}
-        self.keep([row for each in predicted.values() for row in each.rows])
+        rows = [row for each in predicted.values() for row in each.rows]
+        self.keep(rows)
         if len(self.machines) > 1:
             points, summary = compared(predicted)
         else:
             (only,) = predicted.values()
             points, summary = [row.record() for row in only.rows], only.summary()
+        for point, letter in zip(points, row_letters(rows), strict=False):
+            point["bits"] = letter
         if fit is not None:
             add_time_to_target(points, summary, fit)
         if training is not None:

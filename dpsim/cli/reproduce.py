@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, readers, show
+from dpsim.cli import explain_bits, flags, readers, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ Examples:
     --set overlap=all
   dpsim reproduce --set leaves=0 --algorithm ring --output plain
   dpsim reproduce --set wire_dtype=float16 --algorithm all
+  dpsim reproduce --explain-bits --set leaves=0 --devices 1,2,4
+    --algorithm ring,direct
   dpsim reproduce --output saved; dpsim reproduce --against saved
   dpsim reproduce --torch-script train.py --devices 1,2,4 -- --batch-size 32
   dpsim reproduce --torch-script train.py --accumulate 1,2,4
@@ -31,7 +33,7 @@ Examples:
   dpsim reproduce --torch-script train.py --devices 4 --resume-on 2"""
 SHOWN = (
     "--torch-script --resume-on --fusion-threshold --accumulate --model --dataset --devices --algorithm --batch-norm "
-    "--steps --strategy --set --against --output --json"
+    "--steps --strategy --set --explain-bits --against --output"
 )
 """The flags that ``--help`` shows; ``--help-all`` shows all."""
 
@@ -42,7 +44,7 @@ _PLURAL = {"fusion_threshold_bytes": "fusion_thresholds_bytes", "strategy": "str
 class ReproduceFlags(
     flags.Flags,
     of="torch_script python script_may_write resume_on model dataset devices... fusion_threshold_bytes... accumulate..."
-    " algorithm... batch_norm... steps against across_machines output strategy...",
+    " algorithm... batch_norm... steps against explain_bits output strategy...",
     by_set="global_batch overlap... leaves wire_dtype compute_dtype optimizer learning_rate seed",
 ):
     """The flags of what is compared, and of the record."""
@@ -74,7 +76,10 @@ class ReproduceFlags(
     against: Path | None = flags.flag(
         "Compare with the record in this folder, from an earlier dpsim reproduce; of a script with this baseline."
     )
-    across_machines: bool = flags.flag("With --against: allow a record from another type of machine.", default=False)
+    explain_bits: bool = flags.flag(
+        "Start no rank: say which settings have the same bits, and why, and where the others differ first.",
+        default=False,
+    )
     output: Path | None = flags.flag(
         "Folder for the record with all digests, and the report; of a script a file for its baseline."
     )
@@ -123,11 +128,20 @@ def _training(given: ReproduceFlags) -> int:
     from dpsim.report.saved import SavedResult
 
     against, output = given.against, given.output
+    if given.explain_bits:
+        if against is not None or output is not None:
+            raise ConfigError(
+                "--explain-bits with --against or --output",
+                allowed="--explain-bits alone, which trains on no rank and makes no record",
+                remedy="leave them out, or leave --explain-bits out to train",
+            )
+        explain_bits.explain(_reproduction(given), json=given.json)
+        return 0
     flags.writable(output, folders=("reproduce",), inputs=(against,))
     reproduction = _reproduction(given)
     saved = None
     if against is not None:
-        saved = check_comparable(against, reproduction, across_machines=given.across_machines)
+        saved = check_comparable(against, reproduction)
     with locked(output):
         with show.progress() as progress:
             record = measure(reproduction, None if output is None else output / PREDICTIONS, progress)
@@ -160,6 +174,7 @@ def _reproduction(given: ReproduceFlags) -> Reproduction:
 
 _OF_ALL_SCRIPTS = ["torch_script", "python", "script_may_write", "devices", "steps", "json"]
 _OF_SCRIPTS = [*_OF_ALL_SCRIPTS, "fusion_threshold_bytes", "accumulate", "compute_dtype", "against", "output"]
+_OF_EXPLAINED_SCRIPTS = [*_OF_ALL_SCRIPTS, "fusion_threshold_bytes", "accumulate", "explain_bits"]
 _OF_RESUMED = [*_OF_ALL_SCRIPTS, "resume_on"]
 
 
@@ -212,7 +227,7 @@ def _script(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> i
     from dpsim.harness.reproduce.baseline import compare_with_baseline, read_baseline
     from dpsim.harness.reproduce.script import ScriptComparison, compare
 
-    _check_used(given, _OF_SCRIPTS, "a script")
+    _check_used(given, _OF_EXPLAINED_SCRIPTS if given.explain_bits else _OF_SCRIPTS, "a script")
     flags.writable(given.output, "baseline", inputs=(given.against,))
     comparison = ScriptComparison(
         script=script,
@@ -228,6 +243,9 @@ def _script(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> i
             steps=given.steps,
         ),
     )
+    if given.explain_bits:
+        explain_bits.explain_script(comparison, json=given.json)
+        return 0
     saved = None
     if given.against is not None:
         saved = read_baseline(given.against, comparison.training)

@@ -51,7 +51,7 @@ def prepare(
     allreduce adds up each shard over the groups: in an ``order`` in which the partial sums of each are one subtree.
     A broadcast is that of rank 0, by messages along a tree.
     """
-    place = ALGORITHMS.find(algorithm).place
+    ALGORITHMS.find(algorithm)
     if t.size == 1 or data.size == 0:
         return SteppedAllreduce(t, _nothing)
     if kind == "broadcast":
@@ -63,8 +63,7 @@ def prepare(
         return MessageAllreduce(t, arrays, algorithm, sums, kind=kind, replicas=replicas)
     if order is not None:
         return MessageAllreduce(t, [data, *order.extra], algorithm, order.slots, compression)
-    if place == "shared memory":
-        algorithm = "mpi" if compression is None else "direct"
+    algorithm = by_messages(algorithm, compressed=compression is not None)
     if compression is not None:
         check(algorithm=algorithm, wire_dtype=compression.dtype, leaves=0)
     if algorithm == "mpi":
@@ -73,6 +72,13 @@ def prepare(
     if steps is None:
         return MessageAllreduce(t, [data], algorithm, None, compression)
     return _CheckedAllreduce(t, data, algorithm, load(steps))
+
+
+def by_messages(algorithm: str, *, compressed: bool) -> str:
+    """Return what takes the place of an algorithm in shared memory where the ranks share none."""
+    if ALGORITHMS.find(algorithm).place != "shared memory":
+        return algorithm
+    return "direct" if compressed else "mpi"
 
 
 def allreduce(

@@ -104,10 +104,7 @@ def _bound(
 ) -> _Bound:
     own = order.of(rank) if order is not None else (rank,)
     of = _program(kind, algorithm, order, ranks, devices_a_node, replicas, rank, rounding)
-    cut: Callable[[int, int], list[int]] = even_bounds if algorithm == "halving-doubling" else chunk_bounds
-    if kind != "allreduce" or replicas > 1:
-        cut = shard_bounds
-    bounds = cut(elements, of.units)
+    bounds = unit_bounds(kind, algorithm, replicas, elements, of.units)
     numbers, places = _laid_out(of.buffers, bounds)
     codes, code_places = _laid_out(of.code_buffers, bounds)
     indices: dict[tuple[int, int, int], int] = {}
@@ -130,6 +127,14 @@ def _bound(
         )
         rounds.append((messages(receives), messages(sends), work))
     return _Bound(tuple(indices), tuple(part for part in rounds if any(part)), numbers, codes)
+
+
+def unit_bounds(kind: CollectiveKind, algorithm: str, replicas: int, elements: int, units: int) -> list[int]:
+    """Return the ``units + 1`` elements between which the units of a collective lie."""
+    cut: Callable[[int, int], list[int]] = even_bounds if algorithm == "halving-doubling" else chunk_bounds
+    if kind != "allreduce" or replicas > 1:
+        cut = shard_bounds
+    return cut(elements, units)
 
 
 def chunk_bounds(elements: int, chunks: int) -> list[int]:
@@ -161,12 +166,23 @@ def _program(
     rank: int,
     rounding: Rounding,
 ) -> Program:
-    if kind == "allreduce" and replicas == 1:
-        steps = _steps(algorithm, order, ranks, devices_a_node)
-    else:
-        sums = order or algorithms.node_by_node(ranks, ranks // replicas)
-        steps = algorithms.of_shards(kind, sums, replicas, ring=algorithm == "ring" and order is None)
+    steps = step_list(kind, algorithm, order, ranks, devices_a_node, replicas)
     return lower(steps, order.owners if order is not None else tuple(range(ranks)), rank, rounding)
+
+
+def step_list(
+    kind: CollectiveKind,
+    algorithm: str,
+    order: PartialSums | None,
+    ranks: int,
+    devices_a_node: int = 1,
+    replicas: int = 1,
+) -> StepList:
+    """Return the steps of a collective by messages, as ``MessageAllreduce`` takes them. Raises ``ConfigError``."""
+    if kind == "allreduce" and replicas == 1:
+        return _steps(algorithm, order, ranks, devices_a_node)
+    sums = order or algorithms.node_by_node(ranks, ranks // replicas)
+    return algorithms.of_shards(kind, sums, replicas, ring=algorithm == "ring" and order is None)
 
 
 BY_DIRECT_EXCHANGE = ("direct", "auto", "mpi", "recursive-doubling", "ring")

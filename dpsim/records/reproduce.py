@@ -256,7 +256,10 @@ class Divergence(Noun, frozen=True):
 
 
 class SavedComparison(Noun, frozen=True):
-    """A comparison with a saved run. A difference is ``None`` where a configuration has the bits of the saved run."""
+    """A comparison with a saved run. A difference is ``None`` where a configuration has the bits of the saved run.
+
+    ``across_machines`` says in what the machine types of the two differ; then differences are not held against it.
+    """
 
     path: str
     compared: tuple[Plan, ...]
@@ -340,9 +343,13 @@ class ReproduceRecord(Noun, frozen=True):
 
     @property
     def kept_promises(self) -> bool:
-        """Whether everything that dpsim promises to be identical is, in this run and against the saved one."""
+        """Whether everything that dpsim promises to be identical is, in this run and against the saved one.
+
+        A saved run of another machine type is shown, and promises nothing.
+        """
         saved = self.saved_comparison
-        pairs = zip(saved.compared, saved.differences, strict=True) if saved is not None else ()
+        same_type = saved is not None and not saved.across_machines
+        pairs = zip(saved.compared, saved.differences, strict=True) if saved is not None and same_type else ()
         return not any(map(self.broken, self.runs)) and all(
             difference is None for plan, difference in pairs if promised(plan)
         )

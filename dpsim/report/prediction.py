@@ -67,6 +67,13 @@ def columns(points: list[Point], *, weak: bool) -> tuple[Column[Point], ...]:
         Column(head="batch norm", cell=lambda point: point["batch_norm"], shown=several("batch_norm")),
         *declared("fusion_threshold_bytes", "buckets"),
         Column(head="overlap", cell=lambda point: point["overlap"]),
+        Column(
+            head="bits",
+            cell=lambda point: point["bits"],
+            left=True,
+            dispensable=1,
+            shown="bits" in points[0] and 1 < len({point["bits"] for point in points}) < len(points),
+        ),
         *declared("predicted_step_s"),
         *([_of_training("images_per_s")] if _asks(points[0]) else declared("images_per_s")),
         Column(head=interval_name(level), cell=lambda point: band(point["predicted_low_s"], point["predicted_high_s"])),

@@ -95,7 +95,7 @@ def _point(record: ReproduceRecord, run: Run) -> dict[str, Any]:
     trajectory, difference = record.trajectories[run.trajectory], record.difference(run)
     drift = record.measured_drift(run.plan)
     predicted = record.predicted_drift(run.plan)
-    return _configuration(run.plan) | {
+    return configuration(run.plan) | {
         "promised": promised(run.plan),
         "digest": trajectory.digest,
         "losses_digest": trajectory.losses_digest,
@@ -110,7 +110,8 @@ def _point(record: ReproduceRecord, run: Run) -> dict[str, Any]:
     }
 
 
-def _configuration(plan: Plan) -> dict[str, Any]:
+def configuration(plan: Plan) -> dict[str, Any]:
+    """Return a plan's settings that tell runs apart, by the names of ``--json``."""
     values: dict[str, Any] = to_builtins({column.name: getattr(plan, column.name) for column in CONFIGURATION})
     return values
 
@@ -125,7 +126,7 @@ def summary(record: ReproduceRecord) -> dict[str, Any]:
         "different_results": len(record.trajectories),
         "digests": {run.plan.batch_norm: record.trajectories[run.trajectory].digest for run in alone},
         "predictions_sha256": record.predictions_sha256,
-        "against": saved and to_builtins(saved) | {"compared": [*map(_configuration, saved.compared)]},
+        "against": saved and to_builtins(saved) | {"compared": [*map(configuration, saved.compared)]},
     }
 
 
@@ -136,7 +137,7 @@ def samples(record: ReproduceRecord) -> Samples:
         "step": [step for each in losses for step in range(1, len(each) + 1)],
         "loss": np.array([loss for each in losses for loss in each], np.float64),
     }
-    return [_configuration(run.plan) for run in record.runs], [len(each) for each in losses], values
+    return [configuration(run.plan) for run in record.runs], [len(each) for each in losses], values
 
 
 def panel(record: ReproduceRecord) -> Panel:
@@ -194,6 +195,8 @@ def _answers(record: ReproduceRecord) -> Iterator[str]:
     if (saved := record.saved_comparison) is not None:
         for plan, difference in zip(saved.compared, saved.differences, strict=True):
             verdict = "identical" if difference is None else _in_words(difference)
+            if difference is not None and saved.across_machines:
+                verdict += f"; not held against it, for {listed(saved.across_machines)}"
             yield f"Compared with {saved.path}, {_mode_name(plan)}: {verdict}."
 
 
@@ -236,7 +239,7 @@ def _warnings(record: ReproduceRecord) -> Iterator[ReportWarning]:
         yield ReportWarning(
             kind="across-machines",
             text=f"the saved run is of another machine type: {listed(record.saved_comparison.across_machines)}",
-            remedy="differences may come from that; compare on one machine type",
+            remedy="differences from it are not held against this run; compare on one machine type to hold them",
         )
 
 

@@ -7,6 +7,7 @@ added along the tree as they come. Gradient accumulation is that, over a tree of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -49,6 +50,18 @@ def own_leaves(plan: Plan, rank: int, samples: int, micro_batches: int = 1) -> t
         return leaf_bounds(samples, plan.leaves)[first : stop + 1]
     low, high = shard(samples, plan.data_devices, rank)
     return tuple(low + edge for edge in leaf_bounds(high - low, micro_batches))
+
+
+def batch_sizes(plan: Plan, rank: int, training_samples: int, test_samples: int) -> tuple[set[int], int]:
+    """Return how many samples device ``rank`` computes at once in training, and how many test samples are its own."""
+    last = training_samples % plan.global_batch or plan.global_batch
+    training = {
+        stop - start
+        for batch in (min(plan.global_batch, training_samples), last)
+        for start, stop in itertools.pairwise(own_leaves(plan, rank, batch, plan.accumulate))
+    }
+    low, *_, high = own_leaves(plan, rank, test_samples)
+    return training, high - low
 
 
 def own_slots(plan: Plan, rank: int) -> list[tuple[int, int]]:

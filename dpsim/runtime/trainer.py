@@ -37,7 +37,7 @@ from dpsim.runtime.describe import describe
 from dpsim.runtime.device_leaves import check_leaves, described, fix_libraries_on_all
 from dpsim.runtime.evaluation import digest, evaluated
 from dpsim.runtime.log import TrainLog
-from dpsim.runtime.micro_batches import own_leaves, own_slots, plan_partial_sums
+from dpsim.runtime.micro_batches import batch_sizes, own_leaves, own_slots, plan_partial_sums
 from dpsim.runtime.stages.groups import StageGroups
 from dpsim.runtime.stall import StallWatch
 from dpsim.runtime.step import StepOutcome, StepRunner
@@ -146,15 +146,7 @@ class Trainer:
             replica.use(table=table)
             self.kernel_table = table.digest
             return
-        samples, rank = len(dataset.train_y), plan.place_of(comm.rank)
-        last = samples % plan.global_batch or plan.global_batch
-        training = {
-            stop - start
-            for batch in (min(plan.global_batch, samples), last)
-            for start, stop in itertools.pairwise(own_leaves(plan, rank, batch, plan.accumulate))
-        }
-        low, *_, high = own_leaves(plan, rank, len(dataset.test_y))
-        rows = comm.allgather((training, high - low))
+        rows = comm.allgather(batch_sizes(plan, plan.place_of(comm.rank), len(dataset.train_y), len(dataset.test_y)))
         problems = problems_of(replica, set().union(*(batches for batches, _ in rows)), {test for _, test in rows})
         choices = choose(problems, replica.timing, comm)
         replica.use(choices=choices)

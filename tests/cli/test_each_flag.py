@@ -60,7 +60,7 @@ OWN_TESTS = {
         "bench allreduce --peer-env",
     ),
     *("report --check", "report --page", "report --ledger", "report --share"),
-    *(f"reproduce --{flag}" for flag in ("torch-script", "python", "script-may-write", "resume-on")),
+    *(f"reproduce --{flag}" for flag in ("torch-script", "python", "script-may-write", "resume-on", "explain-bits")),
     *(f"explain --{flag}" for flag in ("torch-script", "trace", "devices", "steps", "network", "json-line")),
     *("explain --samples", "explain --script-may-write", "explain --workload", "explain --wait-until-quiet"),
     *(

@@ -83,3 +83,16 @@ def test_accumulation_takes_a_list_and_a_million_micro_batches_are_refused_by_na
     assert "micro-batches" in dpsim(*asked, "--set", "accumulate=1,4")[1].splitlines()[2]
     code, _, said = dpsim(*asked, "--set", "accumulate=1000000")
     assert code == 2 and "1000000 micro-batches of" in said and "allowed" in said
+
+
+def test_settings_with_the_same_bits_have_one_letter(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "170")
+    grid = ["--devices", "2,4", "--algorithm", "ring,direct", "--fusion-threshold", "0,inf", "--local-batch", "16"]
+    files = ["--workload", MACHINES / "googlenet_k80.toml", "--machine", MACHINES / "k80_10gbe.toml"]
+    _, out, _ = dpsim("predict", *files, *grid, "--json")
+    points = json.loads(out)["points"]
+    assert [point["bits"] for point in points] == [*"AABCAADD"]
+    _, out, _ = dpsim("predict", *files, *grid)
+    assert "overlap  bits" in out
+    _, out, _ = dpsim("predict", *files, "--devices", "2", *grid[2:])
+    assert "bits" not in out.splitlines()[2], "a column of equal letters"

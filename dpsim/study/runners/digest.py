@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpsim import codec, nn
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
-from dpsim.machine import Network
+from dpsim.machine import Network, Selection
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.plan import Plan
 from dpsim.progress import Progress
@@ -27,7 +27,7 @@ from dpsim.records.reproduce import (
     plan_name,
     promised,
 )
-from dpsim.replica import Array, Capabilities
+from dpsim.replica import Array, Capabilities, Replica
 from dpsim.runtime.trainer import Trainer
 from dpsim.study import models
 
@@ -54,11 +54,26 @@ def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list
     return outcomes if comm.rank == 0 else None
 
 
-class _Run:
-    def __init__(self, comm: MPI.Intracomm, reproduction: Reproduction, case: DigestCase, dataset: Dataset) -> None:
-        self.comm, self.case, self.steps = comm, case, case.until or reproduction.steps
-        self.replica = models.load(reproduction.model, dataset.input_shape, dataset.classes).replica()
-        self.trainer = Trainer(self.replica, dataset, case.plan, comm, Network(), seed=reproduction.seed)
+class DigestedTraining:
+    """One rank's training of a plan, of which the tensors can be compared after every step.
+
+    ``trained`` is a replica of the reproduction's model. ``selection`` is what algorithm ``auto`` takes by size;
+    without one it is measured.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        reproduction: Reproduction,
+        trained: Replica,
+        plan: Plan,
+        dataset: Dataset,
+        selection: Selection | None = None,
+    ) -> None:
+        self.comm, self.replica = comm, trained
+        self.trainer = Trainer(
+            self.replica, dataset, plan, comm, Network(), seed=reproduction.seed, selection=selection
+        )
 
     def tensors(self) -> dict[str, Array]:
         """Return all tensors by name, in the order in which a step makes them: statistics, then layers backwards.
@@ -75,6 +90,22 @@ class _Run:
                 tensors[f"parameters/{tensor.name}"] = parameters[tensor.name]
         return tensors
 
+    def digests(self) -> tuple[str, ...]:
+        """Return the first digits of the SHA-256 of every tensor, on rank 0. Collective as ``tensors`` is."""
+        tensors = self.tensors()
+        return tuple(map(_digest, tensors.values())) if self.comm.rank == 0 else ()
+
+
+def replica(reproduction: Reproduction, dataset: Dataset) -> Replica:
+    """Return a replica of the model of a reproduction."""
+    return models.load(reproduction.model, dataset.input_shape, dataset.classes).replica()
+
+
+class _Run(DigestedTraining):
+    def __init__(self, comm: MPI.Intracomm, reproduction: Reproduction, case: DigestCase, dataset: Dataset) -> None:
+        super().__init__(comm, reproduction, replica(reproduction, dataset), case.plan, dataset)
+        self.case, self.steps = case, case.until or reproduction.steps
+
     def train(self) -> RunOutcome:
         """Train, take the digests of every tensor after each step (of a dump: the last), and save the case's file."""
         trainer, case = self.trainer, self.case
@@ -87,12 +118,11 @@ class _Run:
                 observable.observe(samples.add)
             trainer.step()
             if step >= case.until:
-                tensors = self.tensors()
-                steps.append(tuple(_digest(value) for value in tensors.values()) if self.comm.rank == 0 else ())
+                steps.append(self.digests())
             if updates:
                 updates.step()
         if case.until:
-            arrays = tensors | samples.gathered(self.comm)
+            arrays = self.tensors() | samples.gathered(self.comm)
             arrays |= {f"gradients/{name}": value for name, value in trainer.gradients().items()}
         else:
             arrays |= {f"parameters/{name}": value for name, value in trainer.parameters().items()}

@@ -1,0 +1,154 @@
+"""The law of bits: from a Schedule, what decides the bits of a step, so that two plans can be compared before any runs.
+
+Two things decide them: what each rank computes alone (``Work``), and the order in which every element of every
+gradient is added over the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dpsim.comm.sum_orders import Summation, element_orders
+from dpsim.dtypes import SIXTEEN_BITS
+from dpsim.kernels.allreduce.expression import text
+from dpsim.kernels.allreduce.orders import Order
+from dpsim.model.rows import PredictedRow
+from dpsim.model.step import scheduled
+from dpsim.schedule import Schedule
+
+Ranges = tuple[tuple[int, Order], ...]
+"""The ends of ranges of a tensor's elements, and the order in which each is added over the ranks."""
+
+MOST_RANKS = 64
+"""Beyond so many ranks the steps of an algorithm are not executed on expressions."""
+
+
+class Work(NamedTuple):
+    """What a rank computes alone: the samples that it takes at once, and those that batch norm normalises together.
+
+    ``training`` are the settings of a plan that make it another training: its batch, number formats and optimizer.
+    With ``leaves`` the devices do not matter, and are 0. ``batch_norm`` is empty for a model without one. ``divided``
+    is the strategy where devices compute different layers or parts of them.
+    """
+
+    leaves: int
+    batch_norm: str
+    devices: int
+    accumulate: int
+    global_batch: int
+    divided: str
+    training: tuple[object, ...]
+
+    @property
+    def local_batch(self) -> float:
+        """The samples that a rank computes at once."""
+        return self.global_batch / (self.devices * self.accumulate)
+
+
+@dataclass(frozen=True)
+class Bits:
+    """What decides the bits of a plan's steps. Plans with equal ones have equal bits.
+
+    ``orders`` are those of each tensor; None where they are not known beforehand: then ``scheme``, the buckets and what
+    adds them, decides. ``repeatable`` is false where buckets are decided while running and their order matters.
+    """
+
+    work: Work
+    orders: Mapping[str, Ranges] | None
+    scheme: tuple[object, ...]
+    repeatable: bool = True
+
+    def same(self, other: Bits) -> bool:
+        """Return whether the law says that the bits are the same. If not they differ, but for chance."""
+        if self.work != other.work:
+            return False
+        if self.orders is None or other.orders is None:
+            return self.repeatable and self.scheme == other.scheme
+        return self.orders == other.orders
+
+
+def plan_bits(schedule: Schedule, *, shares_memory: bool = True) -> Bits:
+    """Return what decides the bits of a schedule's plan; ``shares_memory``: its ranks are on one machine."""
+    plan, workload = schedule.plan, schedule.workload
+    batch_norm = plan.batch_norm if any(layer.batch_norm_channels for layer in workload.layers) else ""
+    divided = plan.parallelism.text if plan.parallelism.classes > 1 else ""
+    training = plan.wire_dtype, plan.compute_dtype, plan.optimizer
+    if plan.leaves:
+        return Bits(Work(plan.leaves, batch_norm, 0, 1, plan.global_batch, "", training), {}, ())
+    work = Work(0, batch_norm, plan.data_devices, plan.accumulate, plan.global_batch, divided, training)
+    how = Summation(
+        algorithm=plan.algorithm,
+        ranks=plan.data_devices,
+        devices_a_node=plan.data_layout.of_a_node,
+        kind="reduce-scatter" if schedule.sharded else "allreduce",
+        replicas=plan.replicas,
+        compressed=plan.wire_dtype in SIXTEEN_BITS,
+        shares_memory=shares_memory,
+    )
+    buckets = tuple(schedule.bucket_tensors(bucket) for bucket in range(schedule.buckets))
+    orders = _orders(schedule, how, buckets) if plan.data_devices <= MOST_RANKS else None
+    return Bits(work, orders, (how, buckets), repeatable=not schedule.dynamic)
+
+
+def _orders(schedule: Schedule, how: Summation, buckets: tuple[tuple[str, ...], ...]) -> dict[str, Ranges] | None:
+    """Return the order of each tensor; None where one is not known, or depends on buckets that are decided later."""
+    elements = {tensor.name: tensor.elements for tensor in schedule.workload.tensors}
+    orders: dict[str, Ranges] = {}
+    for tensors in buckets:
+        ranges = element_orders(how, sum(elements[name] for name in tensors))
+        if ranges is None or (schedule.dynamic and len(ranges) > 1):
+            return None
+        first = 0
+        for name in tensors:
+            stop = first + elements[name]
+            orders[name] = _part(ranges, first, stop)
+            first = stop
+    return orders
+
+
+def _part(ranges: list[tuple[int, Order]], first: int, stop: int) -> Ranges:
+    """Return the ranges of elements ``first`` to ``stop - 1``, counted from ``first``."""
+    starts = [0, *(end for end, _ in ranges)]
+    return tuple(
+        (min(end, stop) - first, order)
+        for start, (end, order) in zip(starts, ranges, strict=False)
+        if start < stop and end > first
+    )
+
+
+def row_letters(rows: Sequence[PredictedRow]) -> list[str]:
+    """Return the letters of predicted rows that dpsim's runtime would train; empty for another runtime's workload."""
+    if any(row.workload.ddp is not None for row in rows):
+        return []
+    return letters(
+        [
+            plan_bits(scheduled(row.workload, row.machine, row.plan), shares_memory=row.machine.network == "node")
+            for row in rows
+        ]
+    )
+
+
+def letters(bits: Sequence[Bits]) -> list[str]:
+    """Return A, B, ... for each: equal letters have equal bits."""
+    representatives: list[Bits] = []
+    numbers = []
+    for each in bits:
+        number = next((n for n, other in enumerate(representatives) if each.same(other)), len(representatives))
+        if number == len(representatives):
+            representatives.append(each)
+        numbers.append(number)
+    return [letter(number) for number in numbers]
+
+
+def letter(number: int) -> str:
+    """Return A, B, ..., Z, AA, AB, ... for 0, 1, ..."""
+    before, last = divmod(number, 26)
+    return (letter(before - 1) if before else "") + chr(ord("A") + last)
+
+
+def order_text(order: Order) -> str:
+    """Return ``(0+1)+(2+3)``, and what of it is rounded to 16 bits."""
+    rounded = f" of {', '.join(map(text, order.addends))} rounded to 16 bits" if order.addends else ""
+    return text(order.expression) + rounded
