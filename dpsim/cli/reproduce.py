@@ -264,6 +264,7 @@ def _print(verdict: Verdict, held: BaselineComparison | None, *, json: bool) -> 
     """Print the comparison of a script's runs, and with a baseline; with ``json`` its text is part of the object."""
     sentences = [*(f"By design: {design}." for design in verdict.designs), verdict.sentence]
     sentences += [] if held is None else held.sentences
+    sentences += [f"Note: {note}." for note in verdict.notes]
     with contextlib.redirect_stdout(io.StringIO()) as text:
         _print_table(verdict)
         print("\n".join(sentences))
@@ -274,6 +275,7 @@ def _print(verdict: Verdict, held: BaselineComparison | None, *, json: bool) -> 
             "verdict": verdict.sentence,
             "comparable": verdict.finding is None or verdict.is_mistake,
             "by_design": list(verdict.designs),
+            "notes": list(verdict.notes),
             "first": verdict.first.name,
             "text": text.getvalue(),
         }

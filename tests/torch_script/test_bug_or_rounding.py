@@ -38,7 +38,7 @@ from dpsim.torch.script.reproduce import differences
 from dpsim.torch.script.reproduce.causes import finding_among_ranks, first_finding
 from dpsim.torch.script.reproduce.differences import Finding
 from dpsim.torch.script.reproduce.observation import Observed, Run, read_step
-from dpsim.torch.script.reproduce.repetitions import same_order, too_fast
+from dpsim.torch.script.reproduce.repetitions import repeats_its_order, same_order, too_fast
 from dpsim.torch.script.reproduce.rounding import ALLOWANCE, Rounding, rounding_of
 from dpsim.torch.script.reproduce.sixteen_bits import with_scaler
 from dpsim.torch.script.reproduce.weights import parts_of_one
@@ -345,8 +345,11 @@ def test_epochs_of_one_order_are_named_where_the_first_run_shuffles_each(
     tmp_path: Path, before: tuple[tuple[int, ...], ...], after: tuple[tuple[int, ...], ...], repeats: bool
 ) -> None:
     first = of_steps(tmp_path / "1", *epochs(*before))
-    found = same_order(first, of_steps(tmp_path / "2", *epochs(*after), devices=2))
+    second = of_steps(tmp_path / "2", *epochs(*after), devices=2)
+    found = same_order(first, second)
     assert (found is not None) == repeats
+    shuffled_once = after[0] == after[1] and list(after[0]) != sorted(after[0])
+    assert repeats_its_order(second) == shuffled_once
 
 
 def test_random_numbers_of_the_loop_are_no_mistake(tmp_path: Path) -> None:

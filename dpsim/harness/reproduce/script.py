@@ -28,7 +28,7 @@ from dpsim.torch.script.profile_script import START, script_environment
 from dpsim.torch.script.reproduce.causes import finding_among_ranks, first_finding, is_no_number
 from dpsim.torch.script.reproduce.differences import OTHER_SAMPLES, REPEATED, TOO_FAST, UNKNOWN, Finding, Step
 from dpsim.torch.script.reproduce.observation import Observed, Run, RunsRequest, read_reports
-from dpsim.torch.script.reproduce.repetitions import changed_settings, same_order
+from dpsim.torch.script.reproduce.repetitions import changed_settings, repeats_its_order, same_order
 from dpsim.torch.script.reproduce.rounding import (
     EPSILON,
     Rounding,
@@ -45,6 +45,10 @@ from dpsim.units import format_size
 
 _MOST_DEVICES = 64
 _UNJUDGED = "(in float32 the script does not train)"
+_ONE_ORDER = (
+    "every epoch has the same order of samples, on any number of devices: nothing calls set_epoch of the"
+    " DistributedSampler"
+)
 _WORDS = {True: "Not rounding", False: "Not comparable"}
 
 
@@ -86,12 +90,16 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What all runs came to. ``computes_in`` says what computes in 16 bits; later runs have the ``baseline``."""
+    """What all runs came to. ``computes_in`` says what computes in 16 bits; later runs have the ``baseline``.
+
+    ``notes`` are what no number of devices changes, and may be meant otherwise.
+    """
 
     first: Run
     compared: tuple[Compared, ...]
     computes_in: tuple[str, ...] = ()
     baseline: Baseline | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def finding(self) -> Finding | None:
@@ -285,7 +293,10 @@ def compare(comparison: ScriptComparison, progress: Progress) -> Verdict:
             if other.run in compared:
                 compared[other.run] = judges[other.run.in_float32].without_first(other, compared[other.run])
         scaled = [found for each in observed if each not in plain and (found := _scaled(each, judges))]
-        return Verdict(first.run, (*compared.values(), *scaled), report.computes_in, _baseline(comparison, plain))
+        notes = (_ONE_ORDER,) if repeats_its_order(first) else ()
+        return Verdict(
+            first.run, (*compared.values(), *scaled), report.computes_in, _baseline(comparison, plain), notes
+        )
 
 
 def _baseline(comparison: ScriptComparison, runs: Sequence[Observed]) -> Baseline | None:

@@ -51,19 +51,23 @@ def changed_settings(first: Observed, other: Observed) -> list[str]:
 
 def same_order(first: Observed, other: Observed) -> Finding | None:
     """Whether a shuffling sampler has one order for all epochs of a run, where the first run has another for each."""
-    if not any(each.sampler == _SAMPLER for each in other.reports[0].loaders):
-        return None
     before, after = first.epochs, other.epochs
-    if len(before) < 2 or len(after) < 2 or _are_alike(before) or not _are_alike(after):
-        return None
-    order = [index for batch in after[0] for index in batch]
-    if order == sorted(order):
+    if len(before) < 2 or _are_alike(before) or not repeats_its_order(other):
         return None
     because = (
         f"its sampler has one order for all epochs, and on {first.run.name} each epoch has another: nothing calls"
         " set_epoch of the DistributedSampler"
     )
     return Finding(other.run.name, len(after[0]) + 1, "the order of the samples", REPEATED, because)
+
+
+def repeats_its_order(run: Observed) -> bool:
+    """Whether a DistributedSampler that shuffles has one order for all epochs of a run, of which there are two."""
+    batches = run.epochs
+    if len(batches) < 2 or not any(each.sampler == _SAMPLER for each in run.reports[0].loaders):
+        return False
+    order = [index for batch in batches[0] for index in batch]
+    return order != sorted(order) and _are_alike(batches)
 
 
 def _are_alike(epochs: list[Batches]) -> bool:
