@@ -85,13 +85,15 @@ def test_torch_gradients_are_final_when_they_are_announced(name: str) -> None:
     replica = replica_of(MODULES[name])
     _, gradients = bound(replica)  # type: ignore[arg-type]
     early: dict[str, Array] = {}
+    before = {each: value.copy() for each, value in gradients.items()}
 
     class Copies(Recorder):
         def gradients_ready(self, layer: int) -> None:
             super().gradients_ready(layer)
             early.update({t.name: gradients[t.name].copy() for t in replica.layers[layer].tensors})
-            if layer and name == "dense":  # what comes earlier in forward has not been computed yet
-                assert not any(gradients[t.name].any() for t in replica.layers[0].tensors)
+            if layer and name == "dense":  # the memory of what comes earlier in forward may be another layer's yet
+                for tensor in replica.layers[0].tensors:
+                    np.testing.assert_array_equal(gradients[tensor.name], before[tensor.name])
 
     replica.forward_backward(batch_of(4), Copies())
     assert early.keys() == gradients.keys()

@@ -41,9 +41,10 @@ CASES = [
     case("leaves", "dropout", HOST, leaves=4, batch_norm="leaf"),
     case("leaves in float16", "dropout", BOTH, leaves=4, batch_norm="leaf", wire_dtype="float16"),
     case("sharded", "dense", HOST, strategy="zero1", overlap="off"),
+    case("gradients share memory", "dense", HOST, strategy="zero2:buckets=1", fusion_threshold_bytes=0.0),
 ]
 NAMES = [asked["name"] for asked in CASES]
-PLAIN = ["dense", "tied", "unused", "frozen", "ranks without samples", "sharded"]
+PLAIN = ["dense", "tied", "unused", "frozen", "ranks without samples", "sharded", "gradients share memory"]
 IN_BOTH = [asked["name"] for asked in CASES if asked["backends"] == BOTH]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,15 +25,21 @@ class Announcer:
         self._layers = layers
         self._events: StepEvents | None = None
         self._gradients: dict[int, Any] = {}
+        self._adds = False
         for number, layer in enumerate(layers):
             layer.module.register_forward_hook(functools.partial(self._announce_forward, number))
             for tensor, parameter in zip(layer.spec.tensors, layer.parameters, strict=True):
                 hook = functools.partial(self._accumulated, number, tensor.name)
                 parameter.register_post_accumulate_grad_hook(hook)
+                parameter.register_hook(functools.partial(self._clear, id(parameter)))
 
-    def begin(self, events: StepEvents, gradients: Sequence[Any]) -> None:
-        """Begin a pass, which must add its gradients to these tensors: one a parameter, in the order of the layers."""
-        self._events, self.raised = events, None
+    def begin(self, events: StepEvents, gradients: Sequence[Any], *, adds: bool) -> None:
+        """Begin a pass, which must add its gradients to these tensors: one a parameter, in the order of the layers.
+
+        Unless it ``adds`` to what is in them, each is cleared when its gradient comes, and not before: until then its
+        memory may hold that of another layer.
+        """
+        self._events, self.raised, self._adds = events, None, adds
         parameters = [parameter for layer in self._layers for parameter in layer.parameters]
         self._gradients = {id(each): gradient for each, gradient in zip(parameters, gradients, strict=True)}
         self._pending = [{id(parameter) for parameter in layer.parameters} for layer in self._layers]
@@ -52,15 +57,22 @@ class Announcer:
 
     def backward_over(self) -> None:
         """Announce the layers that are left: the gradients that they did not get are zero, and so added."""
-        for missing in itertools.chain.from_iterable(self._pending):
-            self._gradients[missing].add_(0.0)
-        self._pending = [set() for _ in self._layers]
-        self._announce_backward()
+        for pending in reversed(self._pending):
+            for missing in pending:
+                self._clear(missing)
+                self._gradients[missing].add_(0.0)
+            pending.clear()
+            self._announce_backward()
         self._events = None
 
     def stop(self) -> None:
         """Stop: the pass has failed, and nothing is announced any more."""
         self._events = None
+
+    def _clear(self, parameter: int, _: Any = None) -> None:
+        """Clear the memory of a gradient, to which autograd adds next."""
+        if self._events is not None and not self._adds:
+            self._gradients[parameter].zero_()
 
     def _accumulated(self, layer: int, name: str, parameter: Any) -> None:
         if self._events is None:

@@ -145,10 +145,8 @@ class TorchReplica:
         announcer, memory = self._announcer, self._memory
         with computing_in(memory, self._device):
             torch.manual_seed(_seed(batch))
-            if not self._adds:
-                torch._foreach_zero_(self._gradients)
             sums = DeferredSums(values=memory.xp.zeros(2, np.float64), samples=len(batch.labels), memory=memory)
-            announcer.begin(events, self._gradients)
+            announcer.begin(events, self._gradients, adds=self._adds)
             try:
                 with self._trained.untouched(), _explained("the module's step", lambda: announcer.raised):
                     if len(batch.labels):
