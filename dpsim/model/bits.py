@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dpsim.comm.sum_orders import Summation, element_orders
 from dpsim.dtypes import SIXTEEN_BITS
-from dpsim.kernels.allreduce.expression import text
+from dpsim.kernels.allreduce.expression import part, text
 from dpsim.kernels.allreduce.orders import Order
 from dpsim.model.rows import PredictedRow
 from dpsim.model.step import scheduled
@@ -103,19 +103,9 @@ def _orders(schedule: Schedule, how: Summation, buckets: tuple[tuple[str, ...], 
         first = 0
         for name in tensors:
             stop = first + elements[name]
-            orders[name] = _part(ranges, first, stop)
+            orders[name] = tuple(part(ranges, first, stop))
             first = stop
     return orders
-
-
-def _part(ranges: list[tuple[int, Order]], first: int, stop: int) -> Ranges:
-    """Return the ranges of elements ``first`` to ``stop - 1``, counted from ``first``."""
-    starts = [0, *(end for end, _ in ranges)]
-    return tuple(
-        (min(end, stop) - first, order)
-        for start, (end, order) in zip(starts, ranges, strict=False)
-        if start < stop and end > first
-    )
 
 
 def row_letters(rows: Sequence[PredictedRow]) -> list[str]:

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpsim.kernels.allreduce.expression import Expression, normal_form
+from dpsim.kernels.allreduce.expression import Expression, normal_form, part
 from dpsim.lowering.ddp import Buckets, DdpOptions, DdpParameter, final_buckets, initial_buckets
-from dpsim.torch.gloo_order import Ranges, gloo_expressions, part
+from dpsim.torch.gloo_order import Ranges, gloo_expressions
 
 LAST_REBUILD = 3
 """From this step on no bucket changes."""

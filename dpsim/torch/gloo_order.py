@@ -34,16 +34,6 @@ def gloo_expressions(elements: int, ranks: int, element_bytes: int = 4) -> Range
     return [(end, _down_the_ring(rank, ranks)) for rank, end in enumerate(ends)]
 
 
-def part(ranges: Ranges, start: int, stop: int) -> Ranges:
-    """Return the ranges of the elements from ``start`` to ``stop - 1``, counted from ``start``."""
-    begins = [0, *(end for end, _ in ranges)]
-    return [
-        (min(end, stop) - start, expression)
-        for begin, (end, expression) in zip(begins, ranges, strict=False)
-        if max(begin, start) < min(end, stop)
-    ]
-
-
 def _chunk_elements(elements: int, ranks: int, element_bytes: int) -> int:
     """Return the elements of a full chunk: two segments or more, of whole elements, none above the maximum."""
     size_bytes = elements * element_bytes

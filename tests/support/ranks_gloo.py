@@ -12,7 +12,6 @@ import hashlib
 import json
 import multiprocessing
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,11 @@ from numpy.typing import NDArray
 from rank_sums import evaluated
 from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch_architectures import ARCHITECTURES, random_network
 
 from dpsim import codec
 from dpsim.torch.ddp_bits import ReducedGradient, gradient_expressions, step_buckets
-from dpsim.torch.fsdp_bits import unit_expressions
 from dpsim.torch.script.probe.parameters import reduced_parameters
 from dpsim.torch.script.probe.rank_record import ddp_record
 from dpsim.torch.script.script_record import DdpRecord
@@ -130,31 +127,10 @@ def digest(tensor: torch.Tensor | None) -> str:
     return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
 
-def sharded(architecture: str, units: Sequence[int]) -> dict[str, Any]:
-    """By FSDP, whose units are these children and the rest: the gradients whose bits their orders do not give."""
-    module, batch = built(architecture)
-    local = local_gradients(module, batch)
-    names = {index: [name for name in local if name.startswith(f"{index}.")] for index in units}
-    rest = [name for name in local if not any(name in members for members in names.values())]
-    for index in units:
-        fully_shard(module[index])
-    fully_shard(module)
-    loss(module, batch).backward()
-    shards = dict(module.named_parameters())
-    wrong, size = [], distributed.get_world_size()
-    for members in (*names.values(), rest):
-        expressions = unit_expressions([tuple(local[name].shape) for name in members], size)
-        for name, ranges in zip(members, expressions, strict=True):
-            total = evaluated(ranges, of_ranks(local[name])) / np.float32(size)
-            if not same_bits(shards[name].grad.full_tensor(), total):
-                wrong.append(name)
-    return {"wrong": wrong, "gradients": len(shards)}
-
-
 def run_rank(rank: int, size: int, folder: Path, runs: list[dict[str, Any]]) -> None:
     store = distributed.FileStore(str(folder / "store"), size)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    outcomes = [sharded(**run) if "units" in run else replicated(**run) for run in runs]
+    outcomes = [replicated(**run) for run in runs]
     if rank == 0:
         (folder / "outcomes.json").write_text(json.dumps(outcomes))
     distributed.destroy_process_group()
