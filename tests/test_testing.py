@@ -188,6 +188,8 @@ def test_a_baseline_is_written_beside_the_test_and_then_compared(
     (tmp_path / path).write_text("{}")
     assert run_pytest(tmp_path)[0] == 0
     assert told.read_text().splitlines()[-1].endswith(f"--against {path} --")
+    answering(SAME | {"baseline": "Bits are not compared: PyTorch 1 there, 2 here."})
+    assert "dpsim: train.py: Bits are not compared: PyTorch 1 there, 2 here." in run_pytest(tmp_path)[1]
 
 
 def test_a_marked_test_is_the_training(answering: Callable[..., Path], tmp_path: Path) -> None:

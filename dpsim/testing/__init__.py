@@ -312,10 +312,11 @@ def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Tell GitHub Actions, where it runs the tests, what all comparisons came to."""
+    """Say where bits were not compared with a baseline; tell GitHub Actions what all comparisons came to."""
     reports = [each for kind in terminalreporter.stats.values() for each in kind if getattr(each, "when", "") == "call"]
     answers = [value for each in reports for name, value in each.user_properties if name == "dpsim"]
-    for line in _told_github(answers):
+    others = [each for each in answers if "not compared" in each["summary"].get("baseline", "")]
+    for line in [f"dpsim: {each['program']}: {each['summary']['baseline']}" for each in others] + _told_github(answers):
         terminalreporter.write_line(line)
 
 
