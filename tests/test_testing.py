@@ -192,6 +192,26 @@ def test_a_baseline_is_written_beside_the_test_and_then_compared(
     assert "dpsim: train.py: Bits are not compared: PyTorch 1 there, 2 here." in run_pytest(tmp_path)[1]
 
 
+def test_tests_of_a_file_have_baselines_of_their_own(answering: Callable[..., Path], tmp_path: Path) -> None:
+    told = answering(SAME)
+    text = """
+import pytest
+from dpsim.testing import assert_same_training
+
+@pytest.mark.parametrize("lr", ["a/b", "a.b", "a-b"])
+class TestOne:
+    def test_same(self, lr):
+        assert_same_training("train.py")
+        assert_same_training("train.py")
+
+class TestOther(TestOne):
+    pass
+"""
+    assert run_pytest(tmp_path, "--dpsim-update", text=text)[0] == 0
+    paths = [line.partition("--output ")[2].split()[0] for line in told.read_text().splitlines()]
+    assert len(paths) == len(set(paths)) == 12 and "dpsim_baselines/test_it.TestOne.test_same-a-b-" in paths[0]
+
+
 def test_a_marked_test_is_the_training(answering: Callable[..., Path], tmp_path: Path) -> None:
     told = answering(MISTAKE, 1)
     text = "import pytest\n\n@pytest.mark.same_training(devices=(1, 2))\ndef test_it():\n    raise RuntimeError\n"

@@ -258,11 +258,16 @@ def _locked(file: Any) -> bool:
 
 def _baseline() -> list[str]:
     """Return the flags for the baseline of the test that runs: none where it has none and none is to be written."""
+    import zlib
+
     item = _session["item"]
     if item is None:
         return []
     file = os.path.relpath(str(item.path))
-    name = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in item.name)
+    full = item.nodeid.partition("::")[2].replace("::", ".")
+    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in full)
+    if name != full:  # of a parameter; another one may differ in such letters alone
+        name += f"-{zlib.crc32(full.encode()):08x}"
     written = sum(name == "dpsim" for name, _ in item.user_properties)
     stem = f"{os.path.splitext(os.path.basename(file))[0]}.{name}{f'-{written + 1}' if written else ''}.json"
     path = os.path.join(os.path.dirname(file), BASELINES, stem)
