@@ -21,7 +21,8 @@ from typing import Any
 
 from dpsim.errors import DpsimError
 from dpsim.experiments import command
-from dpsim.harness.reproduce.script import ScriptComparison, Verdict, compare
+from dpsim.harness.reproduce.script import ScriptComparison, compare
+from dpsim.harness.reproduce.script_verdict import Verdict
 from dpsim.torch.script.probe.reproduce.report import MICRO_BATCHES
 from dpsim.torch.script.reproduce.rounding import ALLOWANCE
 

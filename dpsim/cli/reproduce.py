@@ -14,7 +14,7 @@ from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpsim.harness.reproduce.baseline import BaselineComparison
-    from dpsim.harness.reproduce.script import Verdict
+    from dpsim.harness.reproduce.script_verdict import Verdict
     from dpsim.records.reproduce import Reproduction
 
 EXAMPLES = """\

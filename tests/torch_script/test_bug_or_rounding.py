@@ -22,8 +22,8 @@ from dpsim.experiments.bug_or_rounding import (
     Case,
     narrow,
 )
-from dpsim.harness.reproduce import script
-from dpsim.harness.reproduce.script import Verdict
+from dpsim.harness.reproduce import script, script_judge
+from dpsim.harness.reproduce.script_verdict import Compared, Verdict
 from dpsim.torch.script.probe.reproduce.report import (
     KINDS,
     Loader,
@@ -134,7 +134,7 @@ def test_the_class_of_a_mistake_is_named(
 
 @pytest.mark.parametrize("got", [mean((0, 1, 2, 3, 4), (5, 6, 7)), 2 * mean(*HALVES), mean(*HALVES) + np.eye(50)[7]])
 def test_the_largest_difference_is_at_least_that_of_what_is_not_rounding(tmp_path: Path, got: np.ndarray) -> None:
-    compared = script._compared(*runs(tmp_path, *(rank(half, got) for half in HALVES)))
+    compared = script_judge.compare_runs(*runs(tmp_path, *(rank(half, got) for half in HALVES)))
     assert compared.finding is not None and compared.largest is not None and compared.largest > ALLOWANCE
 
 
@@ -656,8 +656,8 @@ def test_what_differs_by_design_is_said_once_of_both_judgements(tmp_path: Path) 
     padded = Loader(batch_size=4, data_size=7, sampler_size=4, sampler="DistributedSampler")
     two = with_report(two, loaders=(padded,))
     in_float32 = replace(two, run=msgspec.structs.replace(two.run, in_float32=True))
-    said = script._designs(one, two)
-    assert len(said) == 1 and "1 of 7 samples" in said[0] and script._designs(one, in_float32) == said
+    said = script_judge._designs(one, two)
+    assert len(said) == 1 and "1 of 7 samples" in said[0] and script_judge._designs(one, in_float32) == said
 
 
 def bfloat16(values: np.ndarray) -> np.ndarray:
@@ -729,7 +729,7 @@ def test_a_mistake_is_named_by_the_judgement_in_float32_and_both_are_said() -> N
     in_bfloat16 = Finding("2 devices", 1, WEIGHT, differences.SHARES, "of one", 0.3, 0.01)
     in_float32 = replace(in_bfloat16, run="2 devices in float32", kind=differences.SCALE)
     both = [
-        script.Compared(Run(folder="", devices=2, in_float32=number == 1), 8, 8, 30.0, each, ())
+        Compared(Run(folder="", devices=2, in_float32=number == 1), 8, 8, 30.0, each, ())
         for number, each in enumerate((in_bfloat16, in_float32))
     ]
     rounding = [replace(each, finding=None) for each in both]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.harness.reproduce.baseline import Baseline, baseline_of, noisy_run
+from dpsim.harness.reproduce.script_judge import Judge, by_precision, judge_scaled
+from dpsim.harness.reproduce.script_verdict import ONE_ORDER, Compared, Verdict
 from dpsim.launch import scratch
 from dpsim.launch.child_process import child
 from dpsim.launch.job_python import JobPython, job_python
@@ -25,152 +25,14 @@ from dpsim.launch.user_program import check_program
 from dpsim.progress import Progress
 from dpsim.torch.script.probe.reproduce.report import MICRO_BATCHES, REQUEST
 from dpsim.torch.script.profile_script import START, script_environment
-from dpsim.torch.script.reproduce.causes import finding_among_ranks, first_finding, is_no_number
-from dpsim.torch.script.reproduce.differences import OTHER_SAMPLES, REPEATED, TOO_FAST, UNKNOWN, Finding, Step
+from dpsim.torch.script.reproduce.differences import OTHER_SAMPLES, REPEATED
 from dpsim.torch.script.reproduce.observation import Observed, Run, RunsRequest, read_reports
-from dpsim.torch.script.reproduce.repetitions import changed_settings, repeats_its_order, same_order
-from dpsim.torch.script.reproduce.rounding import (
-    EPSILON,
-    Rounding,
-    mean_loss,
-    quantities,
-    rounding_of,
-    sent_epsilon,
-    size,
-)
-from dpsim.torch.script.reproduce.samples import Samples, padding, told_by_index
+from dpsim.torch.script.reproduce.repetitions import repeats_its_order
+from dpsim.torch.script.reproduce.samples import Samples, told_by_index
 from dpsim.torch.script.reproduce.samples import compared as compared_samples
-from dpsim.torch.script.reproduce.sixteen_bits import overflow, with_scaler
 from dpsim.units import format_size
 
 _MOST_DEVICES = 64
-_UNJUDGED = "(in float32 the script does not train)"
-_ONE_ORDER = (
-    "every epoch has the same order of samples, on any number of devices: nothing calls set_epoch of the"
-    " DistributedSampler"
-)
-_WORDS = {True: "Not rounding", False: "Not comparable"}
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A run against the first one: how many steps, how far its gradients were, its finding, and what is by design.
-
-    ``samples`` are those of the first step on all ranks, ``largest`` is the largest difference of a reduced gradient or
-    of the finding, in units of what rounding explains (None where no numbers were compared). From step
-    ``no_number_from`` on the loss is ``no_number`` (nan, inf) in both runs (None: it is a number in the last step).
-    """
-
-    run: Run
-    steps: int
-    samples: int
-    largest: float | None
-    finding: Finding | None
-    designs: tuple[str, ...]
-    no_number_from: int | None = None
-    no_number: str = ""
-
-    @property
-    def point(self) -> dict[str, Any]:
-        """Return the flat record of this run."""
-        finding = {} if self.finding is None else vars(self.finding) | {"is_mistake": self.finding.is_mistake}
-        return {
-            "run": self.run.name,
-            "devices": self.run.devices,
-            "bucket_cap_bytes": self.run.bucket_cap_bytes,
-            "accumulate": self.run.accumulate,
-            "in_float32": self.run.in_float32,
-            "steps": self.steps,
-            "global_batch": self.samples,
-            "largest_difference_over_rounding": self.largest,
-            "no_number_from_step": self.no_number_from,
-            "finding": finding,
-        }
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What all runs came to. ``computes_in`` says what computes in 16 bits; later runs have the ``baseline``.
-
-    ``notes`` are what no number of devices changes, and may be meant otherwise.
-    """
-
-    first: Run
-    compared: tuple[Compared, ...]
-    computes_in: tuple[str, ...] = ()
-    baseline: Baseline | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def finding(self) -> Finding | None:
-        """The finding that is told.
-
-        A mistake before what cannot be compared, one that has a class, an early step, and float32, which names better.
-        """
-        findings = [(each.finding, each.run) for each in self.compared if each.finding is not None]
-        told = min(
-            findings,
-            key=lambda each: (not each[0].is_mistake, each[0].kind == UNKNOWN, each[0].step, not each[1].in_float32),
-            default=None,
-        )
-        return None if told is None else told[0]
-
-    @property
-    def is_mistake(self) -> bool:
-        """Whether the finding is a mistake."""
-        return self.finding is not None and self.finding.is_mistake
-
-    @property
-    def designs(self) -> tuple[str, ...]:
-        """What differs by design, and is no mistake."""
-        return tuple(dict.fromkeys(design for each in self.compared for design in each.designs))
-
-    @property
-    def sentence(self) -> str:
-        """The answer in one sentence."""
-        finding = self.finding
-        if finding is not None:
-            return f"{_WORDS[finding.is_mistake]}: {finding.sentence}{self._shown(finding.is_mistake)}"
-        if without := [each for each in self.compared if each.no_number_from is not None]:
-            return self._without_numbers(min(without, key=lambda each: each.no_number_from or 0))
-        steps = min(each.steps for each in self.compared)
-        apart = ", apart from what differs by design" if self.designs else ""
-        return f"The difference is rounding in all {steps} steps{apart}{self._judged}."
-
-    @property
-    def _judged(self) -> str:
-        """The judgements of a script that computes in 16 bits."""
-        if not self.computes_in:
-            return ""
-        in_float32 = "and in float32" if self._in_float32(self.compared) else _UNJUDGED
-        return f", with {' and '.join(self.computes_in)} {in_float32}"
-
-    def _shown(self, is_mistake: bool) -> str:
-        """The judgements that show a mistake of a script that computes in 16 bits."""
-        if not (self.computes_in and is_mistake):
-            return ""
-        as_it_is = f"with {' and '.join(self.computes_in)}"
-        shows = {each.run.in_float32 for each in self.compared if each.finding is not None and each.finding.is_mistake}
-        if not self._in_float32(self.compared):
-            return f" It shows {as_it_is} {_UNJUDGED}."
-        if shows == {False}:
-            return f" It shows {as_it_is} alone, not in float32."
-        if shows == {True}:
-            return f" It shows in float32 alone, not {as_it_is}."
-        return f" It shows {as_it_is}, and in float32."
-
-    @staticmethod
-    def _in_float32(compared: Sequence[Compared]) -> bool:
-        return any(each.run.in_float32 for each in compared)
-
-    def _without_numbers(self, compared: Compared) -> str:
-        """The answer where the loss ends as no number on any number of devices."""
-        step = compared.no_number_from or 1
-        before = f"the difference is rounding in the {step - 1} before" if step > 1 else "no step can be compared"
-        return (
-            f"The loss is {compared.no_number} from step {step} on, on {self.first.name} too: it does not come from the"
-            f" number of devices. Of {compared.steps} steps {before}."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +132,7 @@ def compare(comparison: ScriptComparison, progress: Progress) -> Verdict:
         observed = _observed(comparison, comparison.runs, folder, progress)
         first, report = observed[0], observed[0].reports[0]
         plain = [each for each in observed if not (each.run.without_scaler or each.run.overflow)]
-        judges = {of[0].run.in_float32: _Judge.of(of) for of in _by_precision(plain)}
+        judges = {of[0].run.in_float32: Judge.of(of) for of in by_precision(plain)}
         others = [each for each in plain if not each.run.null_seed and each.run.in_float32 in judges]
 
         def judged(other: Observed) -> Compared:
@@ -292,8 +154,8 @@ def compare(comparison: ScriptComparison, progress: Progress) -> Verdict:
         for other in others:
             if other.run in compared:
                 compared[other.run] = judges[other.run.in_float32].without_first(other, compared[other.run])
-        scaled = [found for each in observed if each not in plain and (found := _scaled(each, judges))]
-        notes = (_ONE_ORDER,) if repeats_its_order(first) else ()
+        scaled = [found for each in observed if each not in plain and (found := judge_scaled(each, judges))]
+        notes = (ONE_ORDER,) if repeats_its_order(first) else ()
         return Verdict(
             first.run, (*compared.values(), *scaled), report.computes_in, _baseline(comparison, plain), notes
         )
@@ -305,57 +167,6 @@ def _baseline(comparison: ScriptComparison, runs: Sequence[Observed]) -> Baselin
     free = [each for each in nulls if each.run.free]
     others = [each for each in nulls if not each.run.free]
     return baseline_of(runs[0], free[0], others, comparison.training) if free else None
-
-
-@dataclass(frozen=True)
-class _Judge:
-    """The run that others of its precision are held against, and what rounding explains in it."""
-
-    first: Observed
-    rounding: Rounding
-
-    @staticmethod
-    def of(runs: Sequence[Observed]) -> _Judge:
-        """Return that of the first of these runs, with their nulls."""
-        nulls = [each for each in runs if each.run.null_seed and not each.run.free]
-        return _Judge(runs[0], rounding_of(runs[0], nulls))
-
-    def compared(self, other: Observed) -> Compared:
-        """Compare a run of the same precision."""
-        return _compared(self.first, other, self.rounding)
-
-    def without_first(self, other: Observed, compared: Compared) -> Compared:
-        """Return the comparison with a mistake that a run shows by itself, where it cannot be compared or is alike."""
-        if compared.finding is not None and compared.finding.is_mistake:
-            return compared
-        alone = None if compared.finding is None else finding_among_ranks(self.first, other, self.rounding)
-        finding = alone or same_order(self.first, other)
-        return compared if finding is None else dataclasses.replace(compared, finding=finding)
-
-
-def _by_precision(runs: Sequence[Observed]) -> list[list[Observed]]:
-    """The runs as the script is, and those in float32, without what has no first run."""
-    several = [[each for each in runs if each.run.in_float32 is in_float32] for in_float32 in (False, True)]
-    return [each for each in several if each and not each[0].run.null_seed]
-
-
-def _scaled(other: Observed, judges: Mapping[bool, _Judge]) -> Compared | None:
-    """What a run without a scaler of gradients, or with an overflow of one rank, shows; None without a mistake."""
-    narrow, judge = judges[False], judges[max(judges)]
-    if other.run.overflow:
-        run, finding = other.run, overflow(Step(narrow.first, other, narrow.rounding, 0))
-    elif judge is narrow and narrow.first.reports[0].computes_in:
-        return None  # it does not train in float32
-    else:
-        run, finding = judge.first.run, with_scaler(other, judge.first, judge.rounding)
-    if finding is None:
-        return None
-    samples = sum(rank.samples for rank in other.step(0))
-    return Compared(run, other.steps, samples, _over_rounding(finding), finding, ())
-
-
-def _over_rounding(finding: Finding) -> float | None:
-    return (finding.difference or 0.0) / finding.rounding if finding.rounding else None
 
 
 def _again(
@@ -401,76 +212,6 @@ def _drawn_without_seed(compared: Compared) -> Compared:
     because = "the script draws its samples without a seed, so that every process draws others whenever it is started"
     finding = dataclasses.replace(compared.finding, kind=OTHER_SAMPLES, because=because)
     return dataclasses.replace(compared, finding=finding)
-
-
-def _compared(first: Observed, other: Observed, rounding: Rounding) -> Compared:
-    steps = min(first.steps, other.steps)
-    finding = first_finding(first, other, rounding)
-    if finding is None and first.step(0)[0].bypassed:
-        raise ConfigError(
-            "the script trains a model in DistributedDataParallel without calling it, and reduces the gradients itself",
-            allowed="a script that calls what DistributedDataParallel returned",
-            remedy="call it in place of the model inside, and leave out the script's own all_reduce",
-        )
-    ratio = None if finding is None else _over_rounding(finding)
-    ratios = [] if ratio is None else [ratio]
-    for number in range(steps if finding is None else finding.step - 1):
-        if is_no_number(first.step(number)) or is_no_number(other.step(number)):
-            continue
-        ratios += _ratios(Step(first, other, rounding, number))
-    samples = sum(rank.samples for rank in other.step(0))
-    schedule = "" if finding is None or finding.kind != TOO_FAST else finding.tensor
-    designs = tuple(each for each in _designs(first, other) if not schedule or not each.startswith(schedule))
-    return Compared(other.run, steps, samples, max(ratios, default=None), finding, designs, *_no_numbers(first, other))
-
-
-def _ratios(step: Step) -> list[float]:
-    """The differences of the gradients of a step, in units of what rounding explains: the smaller of two of each.
-
-    What the script has made of a reduced gradient may be right where that is not.
-    """
-    ratios: dict[str, float] = {}
-    for kind in ("reduced", "prepared"):
-        ours, theirs = quantities(step.ours, kind), quantities(step.theirs, kind)
-        for name in ours.keys() & theirs.keys():
-            explained = step.rounding.explains(kind, name, step.number, ours[name])
-            ratio = size(ours[name] - theirs[name]) / explained if explained else 0.0
-            ratios[name] = min(ratio, ratios.get(name, ratio))
-    return list(ratios.values())
-
-
-def _no_numbers(first: Observed, other: Observed) -> tuple[int | None, str]:
-    """The step from which on the loss is no number in both runs, and what it is; None where it ends as a number."""
-    since, word = None, ""
-    for number in reversed(range(min(first.steps, other.steps))):
-        loss = mean_loss(first.step(number))
-        if math.isfinite(loss) or not is_no_number(other.step(number)):
-            break
-        since, word = number + 1, word or f"{loss:g}"
-    return since, word
-
-
-def _designs(first: Observed, other: Observed) -> list[str]:
-    """What differs by design between two runs."""
-    report, designs = other.reports[0], list[str]()
-    if other.run.same_samples:
-        designs.append("samples in another order (compared on those of the first run)")
-    if report.local_norms and first.run.parts != other.run.parts:
-        names = ", ".join(report.local_norms[:3]) + (", ..." if len(report.local_norms) > 3 else "")
-        whose = "device's own samples" if first.run.accumulate == other.run.accumulate else "micro-batch's own samples"
-        compared = ", and is compared with the running ones" if other.run.running_norms else ""
-        designs.append(f"batch norm takes the statistics of each {whose} ({names}){compared}")
-    if report.switched:
-        designs.append(f"{' and '.join(sorted(report.switched))} (drawn here from one stream a sample)")
-    if sent_epsilon(other) > EPSILON:
-        by = f"the communication hook {report.hook}" if report.hook else f"reduce_dtype={report.sent_as} of the policy"
-        designs.append(f"{by} rounds what ranks send")
-    designs += changed_settings(first, other)
-    extra, samples = padding(other)
-    if extra:
-        on = replace(other.run, in_float32=False).name
-        designs.append(f"the sampler repeats {extra} of {samples} samples at the end of each epoch on {on}")
-    return designs
 
 
 def _observed(comparison: ScriptComparison, runs: Sequence[Run], folder: Path, progress: Progress) -> list[Observed]:
