@@ -173,8 +173,9 @@ def _reproduction(given: ReproduceFlags) -> Reproduction:
 
 
 _OF_ALL_SCRIPTS = ["torch_script", "python", "script_may_write", "devices", "steps", "json"]
-_OF_SCRIPTS = [*_OF_ALL_SCRIPTS, "fusion_threshold_bytes", "accumulate", "compute_dtype", "against", "output"]
-_OF_EXPLAINED_SCRIPTS = [*_OF_ALL_SCRIPTS, "fusion_threshold_bytes", "accumulate", "explain_bits"]
+_AXES_OF_SCRIPTS = ["fusion_threshold_bytes", "accumulate"]
+_OF_SCRIPTS = [*_OF_ALL_SCRIPTS, *_AXES_OF_SCRIPTS, "compute_dtype", "against", "output"]
+_OF_EXPLAINED_SCRIPTS = [*_OF_ALL_SCRIPTS, *_AXES_OF_SCRIPTS, "explain_bits"]
 _OF_RESUMED = [*_OF_ALL_SCRIPTS, "resume_on"]
 
 

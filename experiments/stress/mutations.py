@@ -113,7 +113,20 @@ def try_mutation(tree: Path, mutation: Mutation, limit_s: float) -> Outcome:
 
 def run_tests(tree: Path, arguments: Sequence[str], limit_s: float) -> Outcome:
     """Run pytest in a checkout, on that checkout's package, up to the first failure."""
-    pytest = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", "-rfE", "--tb=no", "--no-header", *arguments]
+    pytest = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:dpsim",
+        "-x",
+        "-m",
+        "not slow",
+        "-rfE",
+        "--tb=no",
+        "--no-header",
+        *arguments,
+    ]
     environment = {
         name: value for name, value in os.environ.items() if name not in ("PYTEST_ADDOPTS", "DPSIM_CACHE_DIR")
     }

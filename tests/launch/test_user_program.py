@@ -11,19 +11,30 @@ import pytest
 from dpsim.errors import ConfigError
 from dpsim.launch.user_program import check_program, main_module, run_as_main
 
-TRAIN = "import sys\nfrom own import SUM\nran = []\ndef train(times=2):\n    ran.append((SUM, sys.argv))\nTHREE = 3\n"
+TRAIN = """
+import sys
+from train_constants import SUM
+ran = []
+def train(times=2):
+    ran.append((SUM, sys.argv))
+THREE = 3
+"""
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package with a file that trains, and a folder of its own from which it imports."""
-    for name, text in {"pack/__init__.py": "", "pack/train.py": TRAIN, "more/own.py": "SUM = 5\n"}.items():
+    for name, text in {
+        "pack/__init__.py": "",
+        "pack/train.py": TRAIN,
+        "more/train_constants.py": "SUM = 5\n",
+    }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setenv("DPSIM_FUNCTION_PATH", str(tmp_path / "more"))
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "argv", [])
-    for name in ("pack", "pack.train", "own"):
+    for name in ("pack", "pack.train", "train_constants"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path

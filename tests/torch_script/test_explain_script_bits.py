@@ -14,6 +14,7 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.harness.reproduce import explain_script_bits
 from dpsim.harness.reproduce.explain_script_bits import ExplainedScriptBits
 from dpsim.harness.reproduce.script import ScriptComparison
+from dpsim.launch.job_python import OWN
 from dpsim.progress import no_progress
 from dpsim.workload import Layer, Tensor, Workload
 
@@ -38,6 +39,7 @@ def explained(
     monkeypatch: pytest.MonkeyPatch, devices: tuple[int, ...], *caps: float, ddp: DdpSettings | None = DDP
 ) -> ExplainedScriptBits:
     monkeypatch.setattr(explain_script_bits, "profile_script", lambda request, by: recorded(ddp))
+    monkeypatch.setattr(ScriptComparison, "by", OWN)  # PyTorch need not be there
     return ExplainedScriptBits(ScriptComparison(script="train.py", devices=devices, caps_bytes=caps), no_progress)
 
 
