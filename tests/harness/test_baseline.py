@@ -51,8 +51,8 @@ def test_other_bits_count_in_an_equal_environment_alone() -> None:
 
 def test_a_loss_that_is_no_number_on_one_side_differs() -> None:
     nan = replace(BASELINE, losses=(2.5, 2.0, None))
-    assert "step 3 is not a number, not 1.5." in compare_with_baseline(nan, BASELINE).sentences[0]
-    assert "step 3 is 1.5, not not a number." in compare_with_baseline(BASELINE, nan).sentences[0]
+    assert "step 3 is not a number, and was 1.5." in compare_with_baseline(nan, BASELINE).sentences[0]
+    assert "step 3 is 1.5, and was not a number." in compare_with_baseline(BASELINE, nan).sentences[0]
     assert not compare_with_baseline(nan, nan).differs
 
 

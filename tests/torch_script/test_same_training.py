@@ -74,7 +74,7 @@ def test_a_mistake_fails_with_its_class_and_the_line_of_the_sampler(project: Pat
     assert code == 1 and "class: a sampler that repeats" in printed, printed
     lines = (project / "train.py").read_text().splitlines()
     line = next(number for number, text in enumerate(lines, 1) if "RandomSampler(data)" in text)
-    assert f"the sampler is made in train.py:{line})" in printed
+    assert f"The sampler is made in train.py:{line}." in printed
     assert f"::error file=train.py,line={line},title=dpsim::Not rounding" in printed
 
 

@@ -118,7 +118,7 @@ def _other_loss(now: Baseline, saved: Baseline, number: int) -> str:
     here, there = now.losses[number], saved.losses[number]
     given = ["not a number" if each is None else f"{each:.8g}" for each in (here, there)]
     difference = (
-        f"The training is not that of the baseline: the loss of step {number + 1} is {given[0]}, not {given[1]}"
+        f"The training is not that of the baseline: the loss of step {number + 1} is {given[0]}, and was {given[1]}"
     )
     if here is None or there is None:
         return "" if here is there else f"{difference}."

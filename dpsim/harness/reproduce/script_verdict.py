@@ -96,7 +96,7 @@ class Verdict:
         """The answer in one sentence."""
         finding = self.finding
         if finding is not None:
-            return f"{_WORDS[finding.is_mistake]}: {finding.sentence}{self._shown(finding.is_mistake)}"
+            return f"{_WORDS[finding.is_mistake]}: {finding.sentence}{self._shown(finding.is_mistake)}{finding.origin}"
         if without := [each for each in self.compared if each.no_number_from is not None]:
             return self._without_numbers(min(without, key=lambda each: each.no_number_from or 0))
         steps = min(each.steps for each in self.compared)

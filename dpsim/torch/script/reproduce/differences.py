@@ -70,9 +70,13 @@ class Finding:
             text += f", differs by {self.difference:.2g} of its size"
         if self.rounding is not None:
             text += f" where rounding explains {self.rounding:.1g}"
-        what = "the sampler" if self.tensor.startswith(SAMPLES) else "its module"
-        made = f"; {what} is made in {self.line}" if self.line else ""
-        return f"{text}, because {self.because} (class: {self.kind}{made})."
+        return f"{text}, because {self.because} (class: {self.kind})."
+
+    @property
+    def origin(self) -> str:
+        """Where the script makes the tensor's module, or the sampler; empty if that is not known."""
+        what = "sampler" if self.tensor.startswith(SAMPLES) else "module"
+        return f" The {what} is made in {self.line}." if self.line else ""
 
 
 def sampler_line(run: Observed) -> str:
