@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.utils.data import Sampler
 
 from dpsim.torch.script.probe.script_error import is_own, short_path
@@ -27,20 +30,19 @@ def script_line() -> str:
 
 
 def install() -> None:
-    """Note the line of each module and sampler that this process makes from now on."""
-    initialise = nn.Module.__init__
+    """Note the line of each module with tensors, and of each sampler, that this process makes from now on."""
 
-    @functools.wraps(initialise)
-    def made(module: Any, *arguments: Any, **keywords: Any) -> None:
-        initialise(module, *arguments, **keywords)
-        _MODULES[module] = script_line()
+    def made(module: Any, *_: Any) -> None:
+        if module not in _MODULES:
+            _MODULES[module] = script_line()
 
     def new(kind: Any, *_: Any, **__: Any) -> Any:
         sampler = object.__new__(kind)
         object.__setattr__(sampler, _SAMPLER, script_line())
         return sampler
 
-    nn.Module.__init__ = made
+    register_module_parameter_registration_hook(made)
+    register_module_buffer_registration_hook(made)
     Sampler.__new__ = new
 
 
