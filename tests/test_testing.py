@@ -236,3 +236,15 @@ def test_github_gets_a_table_and_a_line(answering: Callable[..., Path], tmp_path
     )
     assert done.returncode == 0 and "::error" not in done.stdout
     assert ":white_check_mark:" in summary.read_text()
+    answering(SAME | {"comparable": False}, 0, [])
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and "::error file=train.py,line=1," in done.stdout
+    answering(SAME, 0, [{"devices": 4}])  # as of a script that is resumed
+    assert subprocess.run(command, cwd=tmp_path, env=os.environ | variables, check=False).returncode == 0
+    answering({"pairs": []}, 0, [])  # as of --explain-bits
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr

@@ -76,7 +76,7 @@ def assert_same_training(
     summary = answer["summary"]
     if (item := _session["item"]) is not None:
         item.user_properties.append(("dpsim", {"program": program, **answer}))
-    if answer["code"] or not summary["comparable"]:
+    if _fails(answer):
         remedy = _COMPARABLE if not summary["comparable"] else ""
         remedy += (
             f"  to do:   undo what changed it, or pytest {UPDATE}\n" if summary.get("differs_from_baseline") else ""
@@ -87,6 +87,11 @@ def assert_same_training(
         answer = _answer([*common, *resumed], max(devices[-1], resume_on), timeout_s)
         if answer["code"]:
             raise TrainingDiffers("\n" + answer["summary"]["text"])
+
+
+def _fails(answer: dict[str, Any]) -> bool:
+    """Whether there is a mistake, or the runs cannot be compared."""
+    return bool(answer["code"]) or not answer["summary"]["comparable"]
 
 
 def _listed(values: Sequence[Any]) -> str:
@@ -170,7 +175,8 @@ def _answer(command: list[str], ranks: int, timeout_s: float | None) -> dict[str
             _ended(process)
     try:
         answer: dict[str, Any] = json.loads(out)
-        return {**answer, "code": process.returncode, "summary": {"comparable": True, **answer["summary"]}}
+        summary = {name: answer["summary"][name] for name in ("text", "verdict", "comparable")}
+        return {**answer, "code": process.returncode, "summary": {**answer["summary"], **summary}}
     except (ValueError, KeyError, TypeError):
         text = err[err.index("dpsim: ") :] if "dpsim: " in err else f"{command[0]} gave no answer.{_tail(out + err)}"
         raise TrainingDiffers("\n" + text.rstrip()) from None
@@ -321,14 +327,16 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     reports = [each for kind in terminalreporter.stats.values() for each in kind if getattr(each, "when", "") == "call"]
     answers = [value for each in reports for name, value in each.user_properties if name == "dpsim"]
     others = [each for each in answers if "not compared" in each["summary"].get("baseline", "")]
-    for line in [f"dpsim: {each['program']}: {each['summary']['baseline']}" for each in others] + _told_github(answers):
+    for line in [f"dpsim: {each['program']}: {each['summary']['baseline']}" for each in others] + _github_lines(
+        answers
+    ):
         terminalreporter.write_line(line)
 
 
 # What GitHub Actions shows.
 
 
-def _told_github(answers: Sequence[dict[str, Any]]) -> list[str]:
+def _github_lines(answers: Sequence[dict[str, Any]]) -> list[str]:
     """Add a table for each comparison to the summary of the job; return the lines that annotate the files."""
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(path, "a", encoding="utf-8") as summary:
@@ -337,10 +345,11 @@ def _told_github(answers: Sequence[dict[str, Any]]) -> list[str]:
         return []
     lines = []
     for answer in answers:
-        if not answer["code"]:
+        if not _fails(answer):
             continue
-        found = [each["finding"].get("line", "") for each in answer["points"] if each.get("finding")]
-        file, _, line = (next(filter(None, found), "") or f"{answer['program'].partition('::')[0]}:1").rpartition(":")
+        origins = [each["finding"].get("line", "") for each in answer["points"] if each.get("finding")]
+        origin = next(filter(None, origins), "") or f"{answer['program'].partition('::')[0]}:1"
+        file, _, line = origin.rpartition(":")
         text = f"{answer['summary']['verdict']} {answer['summary'].get('baseline', '')}".strip()
         for letter, escaped in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
             text = text.replace(letter, escaped)
@@ -357,14 +366,14 @@ def _markdown(answer: dict[str, Any]) -> str:
         largest, finding = point.get("largest_difference_over_rounding"), point.get("finding")
         first = f"step {finding['step']}, {finding['tensor']}" if finding else "none"
         number = "" if largest is None else f"{largest:.2g}"
-        rows.append(f"| {point['run']} | {point['steps']} | {point['global_batch']} | {number} | {first} |")
-    mark = ":x:" if answer["code"] else ":white_check_mark:"
-    told = [f"By design: {design}." for design in summary.get("by_design", ())]
-    told += [summary["verdict"], summary.get("baseline", "")]
-    lines = "\n".join(rows).replace("\n\n", "\n")
-    return (
-        f"### {mark} dpsim: `{answer['program']}` against {summary.get('first', '')}\n\n{lines}\n\n{' '.join(told)}\n\n"
-    )
+        if "run" in point:  # what resumes has no runs that are compared
+            rows.append(f"| {point['run']} | {point['steps']} | {point['global_batch']} | {number} | {first} |")
+    mark = ":x:" if _fails(answer) else ":white_check_mark:"
+    sentences = [f"By design: {design}." for design in summary.get("by_design", ())]
+    sentences += [summary["verdict"], summary.get("baseline", "")]
+    lines = "\n".join(rows) if len(rows) > 2 else ""
+    heading = f"### {mark} dpsim: `{answer['program']}` against {summary.get('first', '')}"
+    return f"{heading}\n\n{lines}\n\n{' '.join(sentences)}\n\n"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -382,5 +391,5 @@ def main(arguments: Sequence[str]) -> int:
         print(str(error).strip(), file=sys.stderr)
         return 2
     print(answer["summary"]["text"], end="")
-    print("\n".join(_told_github([answer])))
-    return int(answer["code"])
+    print("\n".join(_github_lines([answer])))
+    return int(_fails(answer))
