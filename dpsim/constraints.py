@@ -41,7 +41,15 @@ processors FSDP waits for each of its collectives."""
 
 
 def _cannot_be_held_to_a_link(place: str, run: Any) -> bool:
-    return bool(run.network.emulated) and ALGORITHMS.find(run.algorithm).place == place
+    network = run.network
+    return (network.emulated if place == "shared memory" else network.paced) and _place(run) == place
+
+
+def _place(run: Any) -> str:
+    """Where an algorithm runs; between hosts the MPI library, or dpsim's messages, stand for ``auto``."""
+    if run.network.shaped and run.algorithm == "auto":
+        return "library"
+    return str(ALGORITHMS.find(run.algorithm).place)
 
 
 NETWORK_CONSTRAINTS = (
@@ -71,7 +79,7 @@ NETWORK_CONSTRAINTS = (
             "algorithm network",
             functools.partial(_cannot_be_held_to_a_link, place),
             f"algorithm {{algorithm!r}} cannot run on {{network}}: {why}",
-            ", ".join(algorithms_in("messages")),
+            lambda run: ", ".join([*["auto", "mpi"] * run.network.shaped, *algorithms_in("messages")]),
             "choose one of them with --algorithm, or use --network node",
         )
         for place, why in (
@@ -80,6 +88,23 @@ NETWORK_CONSTRAINTS = (
         )
     ),
 )
+_SHAPED = (
+    Constraint(
+        "devices network",
+        lambda run: run.network.shaped and run.devices > run.network.hosts,
+        "{devices} devices on {network}",
+        lambda run: f"1 to {run.network.hosts} devices: each is a host",
+        "give the network more hosts, or train on fewer devices",
+    ),
+    Constraint(
+        "layout network",
+        lambda run: run.network.shaped and bool(run.layout),
+        "layout {layout} on {network}, each of whose hosts has one device",
+        "a number of devices",
+        "give --devices a number",
+    ),
+)
+NETWORK_CONSTRAINTS = (*NETWORK_CONSTRAINTS, *_SHAPED)
 """What dpsim cannot run on a CPU; on an emulated network, whatever sends no messages that can be held to the link."""
 
 
@@ -148,7 +173,7 @@ def _by_ddp(name: str, values: Callable[[Any], tuple[object, ...]], more_fields:
 
 def _ddp_algorithms(run: Any) -> tuple[object, ...]:
     library = LIBRARIES.get(run.runtime)
-    return (library,) if library else (run.algorithm,) if run.network.emulated else ("mpi",)
+    return (library,) if library else (run.algorithm,) if run.network.paced else ("mpi",)
 
 
 def _ddp_strategies(run: Any) -> tuple[object, ...]:
@@ -169,9 +194,9 @@ RUNTIME_CONSTRAINTS = (
     _by_ddp("compute", lambda run: ("real",)),
     Constraint(
         "runtime network",
-        lambda run: run.runtime in LIBRARIES and run.network.emulated,
+        lambda run: run.runtime in LIBRARIES and run.network.paced,
         "network is {network} with the runtime {runtime}",
-        "node",
+        "node, or shaped:HOSTSxBANDWIDTH",
         "choose one of these for network, or another runtime",
     ),
     _by_ddp("algorithm", _ddp_algorithms, "network"),
@@ -194,7 +219,7 @@ EMULATION_CONSTRAINTS = (
         "compute network",
         lambda run: run.compute == "emulated" and not run.network.emulated,
         "emulated compute on the network {network}, where more ranks than cores would time the cores",
-        "an emulated link: paced:LATENCY,BANDWIDTH",
+        "an emulated network: paced:LATENCY,BANDWIDTH or shaped:HOSTSxBANDWIDTH",
         "give a link such as --network paced:500us,100mbit, or compute for real",
     ),
     _emulated("leaves", 0),

@@ -22,54 +22,15 @@ from dpsim.cost_tables import ComputeSlowdown as ComputeSlowdown
 from dpsim.cost_tables import FusionCosts as FusionCosts
 from dpsim.cost_tables import OverlapCost as OverlapCost
 from dpsim.cost_tables import Selection as Selection
-from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError
 from dpsim.memo import remember
+from dpsim.network import NODE as NODE
+from dpsim.network import Network as Network
 from dpsim.uncertainty import IntervalWidth, check_uncertainty
-from dpsim.units import parse_bandwidth, parse_duration
 
 SCHEMA = "dpsim.machine/1"
-NODE = "node"
 _MOST_GROWTH = 1
 """Of the logarithm of the loss for each doubling: computation that takes 2.7 times as long on twice the devices."""
-
-
-class Network(Noun, frozen=True):
-    """The devices' connection: ``node`` (this machine as it is) or an emulated link ``paced:LATENCY,BANDWIDTH``."""
-
-    latency_s: float = 0.0
-    bandwidth_bytes_per_s: float = math.inf
-    token: str = NODE
-
-    @property
-    def emulated(self) -> bool:
-        return self.token != NODE
-
-    @property
-    def wire_latency_s(self) -> float | None:
-        """The latency of an emulated link; ``None`` for this machine as it is, whose latency is not stated."""
-        return self.latency_s if self.emulated else None
-
-    def default_algorithm(self, wire_dtype: str | None = None) -> str:
-        """Return the algorithm if none is named: the fastest by size; on a link ``ring``, or one that sends 16 bits."""
-        if not self.emulated:
-            return "auto"
-        return "direct" if wire_dtype in SIXTEEN_BITS else "ring"
-
-    @staticmethod
-    def parse(token: str) -> Network:
-        """Parse ``node`` or ``paced:50us,1gbit``. Raises ``ConfigError``."""
-        if token == NODE:
-            return Network()
-        kind, _, rest = token.partition(":")
-        parts = rest.split(",")
-        if kind != "paced" or len(parts) != 2:
-            raise ConfigError(
-                f"network {token!r} is not understood",
-                allowed="node, or paced:LATENCY,BANDWIDTH",
-                remedy="write it like paced:50us,1gbit",
-            )
-        return Network(latency_s=parse_duration(parts[0]), bandwidth_bytes_per_s=parse_bandwidth(parts[1]), token=token)
 
 
 class Link(Noun, frozen=True):

@@ -66,9 +66,10 @@ class Setting(Noun, frozen=True):
     network: Annotated[
         str,
         Decides.NETWORK_TIME | Decides.PROBLEM,
-        "node (this machine), or an emulated link paced:LATENCY,BANDWIDTH like paced:50us,1gbit.",
-        "Networks to compare: node,paced:50us,1gbit.",
-        Column("name", "`node`, the machine as it is, or an emulated link `paced:...`."),
+        "node (this machine), an emulated link paced:LATENCY,BANDWIDTH like paced:50us,1gbit, or hosts with links that "
+        "the kernel shapes, shaped:HOSTSxBANDWIDTH like shaped:2x1gbit.",
+        "Networks to compare: node,paced:50us,1gbit or shaped:4x200mbit,shaped:4x200mbit+slow-host=50%.",
+        Column("name", "`node`, the machine as it is, an emulated link `paced:...`, or hosts `shaped:...`."),
     ] = NODE
     repeat: Annotated[
         int,
@@ -101,6 +102,7 @@ class Setting(Noun, frozen=True):
         network = Network.parse(self.network)
         if self.runtime not in LIBRARIES:
             check("network", algorithm=self.plan.algorithm, network=network)
+        check(devices=self.plan.devices, layout=self.plan.layout, network=network)
         for of in ("runtime", "compute"):
             check(of, runtime=self.runtime, compute=self.compute, network=network, **values)
         if self.repeat not in (0, 1):

@@ -15,18 +15,20 @@ from dpsim.algorithms import algorithms_in
 from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.comm.shared import shared_memory
-from dpsim.comm.transport import Array, PersistentAllreduce, Request, SummationOrder, Transport, aligned_bytes
+from dpsim.comm.transport import Array, PersistentAllreduce, Request, SummationOrder, Transport, aligned_bytes, wait
 from dpsim.errors import AllreduceError, ConfigError
 from dpsim.kernels.allreduce.algorithms import node_by_node
 from dpsim.kernels.allreduce.cpu import STAGING_BYTES, Reduction, SharedGroup, shard_kernel
 from dpsim.kernels.allreduce.registry import find
 from dpsim.kernels.allreduce.tree import PartialSums
+from dpsim.launch.shaped.links import on_shaped_hosts
 from dpsim.machine import Network, Selection
 from dpsim.memory import HOST
 from dpsim.replica import OrderedSum
 from dpsim.units import format_size
 
 _PAYLOAD_TAG = 2
+_SHAPED_NAP_S = 1e-4
 
 
 def test(requests: list[MPI.Request]) -> bool:
@@ -65,7 +67,8 @@ class MpiTransport:
     """MPI's messages, and shared memory where all ranks are on one machine.
 
     ``selection`` is what ``auto`` takes by size. ``world``: see ``networks.transport``. Where memory cannot be shared,
-    that is printed to stderr.
+    that is printed to stderr. On shaped hosts, all of which are this machine's, nothing is shared, and ranks that share
+    cores sleep while they wait: then the kernel's network threads have the cores.
     """
 
     def __init__(
@@ -74,17 +77,19 @@ class MpiTransport:
         devices_a_node: int = 1,
         selection: Selection | None = None,
         world: Transport | None = None,
+        network: Network | None = None,
     ) -> None:
         self.comm = comm
         self.rank: int = comm.rank
         self.size: int = comm.size
-        self.network = Network()
-        local_ranks = _ranks_of_this_machine(comm)
+        self.network = network or Network()
+        shaped = on_shaped_hosts()
+        local_ranks = comm.size if shaped else _ranks_of_this_machine(comm)
         self.oversubscribed = local_ranks > (os.cpu_count() or 1) or (world is not None and world.oversubscribed)
-        self.nap_s = 0.0
+        self.nap_s = _SHAPED_NAP_S if shaped and self.oversubscribed else 0.0
         self.memory = HOST
         self.devices_a_node = devices_a_node
-        self._one_node = local_ranks == comm.size > 1
+        self._one_node = local_ranks == comm.size > 1 and not shaped
         self._shared: list[list[NDArray[np.uint8]]] = []
         self._group: SharedGroup | None = None
         self._kernels = algorithms_in("shared memory")
@@ -184,7 +189,10 @@ class MpiTransport:
         return MpiRequest([self.comm.Irecv(data, source, _PAYLOAD_TAG)])
 
     def native_allreduce(self, data: Array) -> None:
-        self.comm.Allreduce(MPI.IN_PLACE, data)
+        if self.nap_s:
+            wait(self, [self.start_native_allreduce(data)])
+        else:
+            self.comm.Allreduce(MPI.IN_PLACE, data)
 
     def start_native_allreduce(self, data: Array) -> Request:
         return MpiRequest([self.comm.Iallreduce(MPI.IN_PLACE, data)])

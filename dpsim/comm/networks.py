@@ -1,4 +1,4 @@
-"""Opens the transport of a network: MPI, an emulated link, or GPUs."""
+"""Opens the transport of a network: MPI, a link in user space, or GPUs."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def transport(
         from dpsim.comm.cuda.transport import CudaTransport  # loads CUDA
 
         return CudaTransport(comm.Dup(), devices_a_node, on_device=on_device, algorithm=algorithm)
-    if network.emulated:
+    if network.paced:
         return PacedTransport(comm.Dup(), network, devices_a_node, sleeps=sleeps, world=world)
-    return MpiTransport(comm.Dup(), devices_a_node, selection, world)
+    return MpiTransport(comm.Dup(), devices_a_node, selection, world, network)

@@ -219,7 +219,7 @@ def _link(link: Link | None) -> dict[str, Any] | None:
 def _emulated(machine: Machine) -> dict[str, float] | None:
     """The link that the machine's network emulates."""
     network = Network.parse(machine.network) if machine.emulated_network else Network()
-    if not network.emulated:
+    if not network.paced:
         return None
     return {"latency_s": network.latency_s, "bandwidth_bytes_per_s": network.bandwidth_bytes_per_s}
 

@@ -1,6 +1,7 @@
 """The connection between the process that starts a job and each rank: one JSON object a line, over TCP.
 
-TCP works alike on one machine and between several, and leaves nothing behind. A rank and the starting process prove to
+TCP works alike on one machine and between several, and leaves nothing behind; only ranks on shaped hosts, which it
+does not reach, have a socket in a folder. A rank and the starting process prove to
 each other that they know the job's secret, without sending it: each end sends a challenge, and signs its first message
 with HMAC-SHA-256 over its role, the other end's challenge and the message. So a recorded message cannot be sent again.
 The rank's first message says who it is, the answer is the request; then the rank sends progress, its failure, and on
@@ -27,6 +28,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO, Any
 
 from dpsim.errors import CommunicationError
@@ -92,23 +94,32 @@ class Lines:
 class Listener:
     """The starting process's end: accepts the ranks' connections and records in ``state`` what they send.
 
-    It listens as soon as it is made, on the loopback interface or on all (``all_interfaces``). The ranks find it by
-    the variables in ``environment``.
+    It listens as soon as it is made, on the loopback interface or on all (``all_interfaces``); or on a socket of the
+    folder ``between``, which ranks in other network namespaces of this machine reach. The ranks find it by the
+    variables in ``environment``.
     """
 
     def __init__(
-        self, devices: int, request: dict[str, Any], state: JobState, progress: Progress, *, all_interfaces: bool
+        self,
+        devices: int,
+        request: dict[str, Any],
+        state: JobState,
+        progress: Progress,
+        *,
+        all_interfaces: bool,
+        between: Path | None = None,
     ) -> None:
         self._devices, self._request, self._secret = devices, json.dumps(request), secrets.token_hex(16)
         self._state, self._progress = state, progress
-        self._server = _server(devices, all_interfaces=all_interfaces)
+        self._server = _server(devices, all_interfaces=all_interfaces, between=between)
         self._strangers: list[_Connection] = []
         self._ranks: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
-        addresses = own_addresses() if all_interfaces else ["127.0.0.1"]
-        port = self._server.getsockname()[1]
-        self.environment = {VARIABLE: " ".join([self._secret, *(f"{address}:{port}" for address in addresses)])}
+        name = self._server.getsockname()
+        hosts = own_addresses() if all_interfaces else ["127.0.0.1"]
+        addresses = [f"{host}:{name[1]}" for host in hosts] if between is None else [name]
+        self.environment = {VARIABLE: " ".join([self._secret, *addresses])}
 
     @property
     def connected(self) -> bool:
@@ -236,12 +247,18 @@ class _Connection(Lines):
             self._listener.receive(self.rank, line.decode("utf-8", "replace"))
 
 
-def _server(devices: int, *, all_interfaces: bool) -> socket.socket:
+def _server(devices: int, *, all_interfaces: bool, between: Path | None) -> socket.socket:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         if soft != resource.RLIM_INFINITY and soft < devices + _SPARE_FILES:
             raise OSError(f"only {soft} open files are allowed")
-        return socket.create_server(("" if all_interfaces else "127.0.0.1", 0), backlog=devices + _MOST_STRANGERS)
+        backlog = devices + _MOST_STRANGERS
+        if between is not None:
+            server = socket.socket(socket.AF_UNIX)
+            server.bind(str(between / "launcher.socket"))
+            server.listen(backlog)
+            return server
+        return socket.create_server(("" if all_interfaces else "127.0.0.1", 0), backlog=backlog)
     except OSError as error:
         raise CommunicationError(
             f"cannot start {devices} ranks: {error.strerror or error}",
@@ -319,8 +336,7 @@ def connect(rank: int, environment: Mapping[str, str] = os.environ) -> LauncherC
 
 def _connected(address: str, secret: str, rank: int) -> LauncherConnection:
     """Connect to ``address``. Raises ``OSError``, or ``CommunicationError`` if nobody there knows the secret."""
-    host, _, port = address.rpartition(":")
-    connection = _with_high_descriptor(socket.create_connection((host, int(port)), timeout=_CONNECT_S))
+    connection = _with_high_descriptor(_connection(address))
     try:
         connection.settimeout(_SEND_S)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -336,6 +352,15 @@ def _connected(address: str, secret: str, rank: int) -> LauncherConnection:
         connection.close()
         raise
     return LauncherConnection(connection, request)
+
+
+def _connection(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    if host:
+        return socket.create_connection((host, int(port)), timeout=_CONNECT_S)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(address)
+    return connection
 
 
 def _with_high_descriptor(connection: socket.socket) -> socket.socket:

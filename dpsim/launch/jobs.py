@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from dpsim.launch.failure_report import JobState, failure
 from dpsim.launch.protection import Protection, protected
 from dpsim.launch.rank_info import job
 from dpsim.launch.rank_process import THREAD_VARIABLES, WITHOUT_TERMINAL_SIGNALS
+from dpsim.launch.shaped.hosts import shaped_hosts
+from dpsim.network import Network, hosts_of
 from dpsim.progress import Progress, no_progress
 
 _INSTALL = f"install an MPI library into this Python: {installation.install('mpich')}"
@@ -47,6 +49,7 @@ def on_ranks(
     outlives: bool = False,
     protection: Protection | None = None,
     show: Callable[[str], None] = mpiexec.to_stderr,
+    networks: Iterable[str] = (),
 ) -> Any:
     """Return rank 0's result of ``task`` ("module:function") on ``devices`` MPI ranks.
 
@@ -58,7 +61,8 @@ def on_ranks(
     each rank to a core. The ranks run on the hosts of ``dpsim.launch.hosts.selected``. With ``watch`` (on Linux),
     ``JobFailed.lost`` counts all ranks that were killed, not just the first. With ``outlives`` (on Linux) the job goes
     on when ranks are killed that are ``rank_process.independent``, and any rank may return the result. Under
-    ``protection`` the ranks change no file of the user's; all see what one of them writes.
+    ``protection`` the ranks change no file of the user's; all see what one of them writes. Where ``networks`` are
+    shaped ones, each rank is on a host of theirs; a rank asks for the links of one by ``dpsim.comm.shaped``.
 
     Inside an MPI job the job's own ranks are used, and all of these but ``pin`` have no effect. There the
     call returns on rank 0 only; the other ranks serve until rank 0 ends, and then raise ``SystemExit(0)``.
@@ -72,20 +76,32 @@ def on_ranks(
     if importlib.util.find_spec("mpi4py") is None:
         raise CommunicationError("the Python package mpi4py is not installed", remedy=_INSTALL)
     attached = job() is not None
+    shaped = hosts_of(networks)
     machines = () if attached else hosts.selected(devices)
     remote = hosts.any_remote(machines)
     if attached or remote:
         _check_unprotected(protection)
+        _check_unshaped(shaped)
     progress = progress or no_progress
     if attached:
         return rank_process.run_attached(task, argument, devices=devices, progress=progress, pin=pin)
     worker = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, "-P", "-m", "dpsim.launch.worker", task]
-    command = [*_mpiexec(machines), "-n", str(devices), *worker]
+    command = [*_mpiexec(machines, shaped), "-n", str(devices), *worker]
     request = {"argument": argument, "devices": devices, "pin": pin, "watch": watch, "outlives": outlives}
     state = JobState(outlives=outlives)
-    listener = control_channel.Listener(devices, request, state, progress, all_interfaces=remote)
-    with contextlib.closing(listener), scratch.scratch("job") as folder:
-        environment = _environment(env) | listener.environment | scratch.environment(folder)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(scratch.scratch("job"))
+        near = scratch.short_path(folder, folder)
+        environment = _environment(env) | scratch.environment(folder)
+        if shaped:
+            between = stack.enter_context(shaped_hosts(shaped[0].hosts, near))
+            command = between.mpiexec(command, devices)
+            environment |= between.environment
+        listener = control_channel.Listener(
+            devices, request, state, progress, all_interfaces=remote, between=near if shaped else None
+        )
+        stack.enter_context(contextlib.closing(listener))
+        environment |= listener.environment
         if not remote:
             environment = _local_environment(environment, folder)
         if protection is not None:
@@ -105,6 +121,16 @@ def _check_unprotected(protection: Protection | None) -> None:
             "a script whose files are protected, on ranks of another launcher or on other hosts",
             allowed="ranks that dpsim starts on this machine",
             remedy="start dpsim without mpiexec, srun and hostfile, or let the script change files: --script-may-write",
+        )
+
+
+def _check_unshaped(shaped: tuple[Network, ...]) -> None:
+    """Refuse shaped networks on ranks that this process does not start, or that are on other hosts."""
+    if shaped:
+        raise ConfigError(
+            f"the network {shaped[0].token} on ranks of another launcher or on other hosts",
+            allowed="ranks that dpsim starts on this machine",
+            remedy="start dpsim without mpiexec, srun and hostfile",
         )
 
 
@@ -153,9 +179,15 @@ def mpiexec_flavour(path: str) -> str:
     return "mpich" if "HYDRA" in text or "Intel" in text else "unknown"
 
 
-def _mpiexec(machines: tuple[hosts.Host, ...]) -> list[str]:
+def _mpiexec(machines: tuple[hosts.Host, ...], shaped: tuple[Network, ...] = ()) -> list[str]:
     path = _path_of_mpiexec()
     flavour = mpiexec_flavour(path)
+    if shaped and flavour != "mpich":
+        raise ConfigError(
+            f"the network {shaped[0].token} with the mpiexec {path}, which is not mpich's",
+            allowed="mpich or Intel MPI, whose mpiexec starts ranks on any host by a command of its own",
+            remedy=_INSTALL,
+        )
     flags = hosts.mpiexec_arguments(machines, flavour)
     if flavour != "openmpi":
         return [path, *flags]

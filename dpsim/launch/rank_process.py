@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dpsim.errors import CommunicationError, ConfigError, DpsimError
 from dpsim.launch import control_channel, rank_info
 from dpsim.launch.failure_report import script_exit_code
+from dpsim.launch.shaped.links import on_shaped_hosts
 from dpsim.progress import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def pin(comm: MPI.Intracomm) -> None:
     from mpi4py import MPI
 
     cores = sorted(os.sched_getaffinity(0))
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    node = comm.Dup() if on_shaped_hosts() else comm.Split_type(MPI.COMM_TYPE_SHARED)
     os.sched_setaffinity(0, {cores[node.rank % len(cores)]})
     node.Free()
 

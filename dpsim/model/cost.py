@@ -237,10 +237,10 @@ def send_table(machine: Machine, layout: Layout) -> AllreduceCost | None:
 
 
 def emulated_link(machine: Machine, layout: Layout) -> Network | None:
-    """The emulated link between two devices in ``layout``; ``None`` where no emulation joins them."""
+    """The link in user space between two devices in ``layout``, whose times are exact; ``None`` where there is none."""
     across = machine.emulated_network and level(machine, layout) == "across"
     network = Network.parse(machine.network) if across else Network()
-    return network if network.emulated else None
+    return network if network.paced else None
 
 
 def _halved(points: Floats) -> Floats:

@@ -92,6 +92,7 @@ class CalibrateConfig(Noun, frozen=True):
             check(algorithm=algorithm, wire_dtype=self.wire_dtype, leaves=0)
             for devices, layout in self.layouts():
                 check(algorithm=algorithm, devices=devices, layout=layout)
+                check(devices=devices, layout=layout, network=network)
         parse_strategy(self.strategy)
         if not any(possible("strategy", strategy=self.strategy, algorithm=name) for name in self.algorithms):
             check(strategy=self.strategy, algorithm=self.algorithms[0])
@@ -311,7 +312,8 @@ def calibrate(config: CalibrateConfig, progress: Progress) -> Machine:
     """
     if config.ranks < 2:
         raise ConfigError(f"calibrating devices {list(config.devices)}", allowed="at least one count above 1")
-    measured = run("dpsim.study.runners.calibration:calibrate_on_ranks", config, config.ranks, progress)
+    task = "dpsim.study.runners.calibration:calibrate_on_ranks"
+    measured = run(task, config, config.ranks, progress, [config.network])
     rows = Rows(codec.decode(plain, Series, "calibration") for plain in measured["rows"])
     selection = [codec.decode(plain, Selection, "calibration") for plain in measured["selection"]]
     return calibrated_machine(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from dpsim import codec
@@ -14,9 +14,15 @@ from dpsim.study.environment import cores
 T = TypeVar("T")
 
 
-def run(task: str, given: Noun | dict[str, Any], devices: int, progress: Progress) -> Any:
-    """Return rank 0's result of ``task`` (``module:function``), as plain values, on ranks that have a core each."""
-    return on_ranks(task, codec.to_builtins(given), devices=devices, pin=True, progress=progress)
+def run(
+    task: str, given: Noun | dict[str, Any], devices: int, progress: Progress, networks: Iterable[str] = ()
+) -> Any:
+    """Return rank 0's result of ``task`` (``module:function``), as plain values, on ranks that have a core each.
+
+    They are on hosts of their own where ``networks`` are shaped.
+    """
+    given = codec.to_builtins(given)
+    return on_ranks(task, given, devices=devices, pin=True, progress=progress, networks=networks)
 
 
 def run_side_by_side(task: str, cases: Sequence[Noun], progress: Progress, **given: Any) -> Any:

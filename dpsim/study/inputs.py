@@ -164,6 +164,11 @@ class Needed(Noun, frozen=True):
     widths: Widths = msgspec.field(default_factory=lambda: all_widths(()))
 
 
+def networks_of(settings: Sequence[Setting]) -> list[str]:
+    """Return the networks that several devices need of one job."""
+    return [*dict.fromkeys(setting.network for setting in settings if setting.plan.devices > 1)]
+
+
 @dataclass(frozen=True)
 class Declared:
     """The profiles and calibrations that settings need, by kind; ``emulated`` ones follow the profiles."""
@@ -266,7 +271,8 @@ _OF_A_SCRIPT = "dpsim measure"
 
 def prepare(needed: Needed, progress: Progress) -> Prepared:
     """Profile and calibrate for settings that are not measured afterwards. Raises ``CommunicationError``."""
-    inputs = run("dpsim.study.on_ranks:prepare_on_ranks", needed, declared(needed).devices, progress)
+    devices, networks = declared(needed).devices, networks_of(needed.settings)
+    inputs = run("dpsim.study.on_ranks:prepare_on_ranks", needed, devices, progress, networks)
     return prepared(needed.settings, codec.decode(inputs, Inputs, "inputs"))
 
 

@@ -41,7 +41,7 @@ from dpsim.report.sweep.write import write_report
 from dpsim.setting import FIELDS, Grid
 from dpsim.study.cases import run
 from dpsim.study.environment import environment
-from dpsim.study.inputs import Inputs, preparation_s, prepared
+from dpsim.study.inputs import Inputs, networks_of, preparation_s, prepared
 from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.task import Samples, SweepTask, samples_before
 from dpsim.study.time_limit import FEWEST_ROUNDS, first_rounds_text, limit_s
@@ -157,11 +157,9 @@ class Study:
             before=before,
         )
         devices = max(setting.plan.devices for setting in needed.settings)
-        return [
-            codec.decode(
-                run("dpsim.harness.sweep.on_ranks:sweep_on_ranks", task, devices, progress), Samples, "samples"
-            )
-        ]
+        networks = networks_of(needed.settings)
+        kept = run("dpsim.harness.sweep.on_ranks:sweep_on_ranks", task, devices, progress, networks)
+        return [codec.decode(kept, Samples, "samples")]
 
     def forget_samples(self, folder: Path) -> None:
         """Remove what was kept for a run that goes on; the results have it now."""

@@ -10,6 +10,7 @@ import msgspec
 from mpi4py import MPI
 
 from dpsim import codec
+from dpsim.comm.shaped import enter
 from dpsim.data import Dataset, load_dataset
 from dpsim.data.sharding import check_batch
 from dpsim.errors import ConfigError
@@ -73,12 +74,14 @@ def _trainer(
     if task.workload is not None:
         schedule = lower(task.workload, plan, alpha_s=task.alpha_s, beta_s_per_byte=task.beta_s_per_byte)
     total, rate = config.rates(len(dataset.train_y))
+    network = Network.parse(config.network)
+    enter(comm, network)
     trainer = Trainer(
         replica,
         dataset,
         plan,
         comm,
-        Network.parse(config.network),
+        network,
         seed=config.seed,
         schedule=schedule,
         rate=rate,

@@ -56,6 +56,7 @@ def train(config: TrainConfig, progress: Progress) -> TrainResult:
                 pin=True,
                 watch=config.elastic,
                 outlives=task.config.plan.parallelism.asynchronous and config.replay is None,
+                networks=[task.config.network],
             )
         except JobFailed as failed:
             if not (config.elastic and failed.lost) or task.config.plan.devices == 1:

@@ -23,6 +23,7 @@ from dpsim.comm.progress import BucketAllreduce
 from dpsim.comm.progress import Progress as AllreduceProgress
 from dpsim.comm.progress import progress as overlap_mechanism
 from dpsim.comm.selection import select
+from dpsim.comm.shaped import enter
 from dpsim.comm.transport import Transport, wait
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
@@ -321,12 +322,12 @@ class LoadContention:
 class _OnGroup:
     """Visits what the ranks of a group measure, while the others wait for them asleep."""
 
-    def __init__(self, comm: MPI.Intracomm, tables: Sequence[CollectiveTable]) -> None:
-        self._comm, self._tables = comm, tables
+    def __init__(self, comm: MPI.Intracomm, network: Network, tables: Sequence[CollectiveTable]) -> None:
+        self._comm, self._network, self._tables = comm, network, tables
 
     def visit(self, number: int, *, counted: bool) -> bool:
         """See ``Visitor``."""
-        quiet_barrier(self._comm)
+        enter(self._comm, self._network)
         for table in self._tables:
             table.visit(number, counted=counted)
         return True
@@ -350,6 +351,7 @@ def calibrators(
     Collective over ``comm``.
     """
     network, emulated = Network.parse(config.network), config.workload is not None
+    enter(comm, network)
     visited: list[Visited] = [LoadContention(comm, load, rows, watcher) for load in config.loads(number)]
     selected = {selection.devices: selection for selection in selections}
     for devices, layout in config.all_layouts():
@@ -371,7 +373,7 @@ def calibrators(
                 else:
                     tables.append(LoadedTable(idle, link, subject, load, config))
         quiet_barrier(comm)
-        visited.append(_OnGroup(comm, tables))
+        visited.append(_OnGroup(comm, network, tables))
     sends = [subject for subject in config.collectives(number) if subject.collective.kind == "send"]
     for subject in sends:
         layout = subject.collective.layout
@@ -380,7 +382,7 @@ def calibrators(
             link = transport(pair, network, layout.of_a_node, sleeps=emulated)
             tables.append(IdleTable(pair, link, subject, config, rows, parts, watcher))
         quiet_barrier(comm)
-        visited.append(_OnGroup(comm, tables))
+        visited.append(_OnGroup(comm, network, tables))
     return visited, list(selected.values())
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from dpsim import codec
 from dpsim.comm.clock import now
-from dpsim.comm.group import first_ranks, quiet_barrier
+from dpsim.comm.group import first_ranks
+from dpsim.comm.shaped import enter
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import ConfigError
 from dpsim.machine import Network
@@ -62,12 +63,13 @@ class Profiler:
         self.subject, self.model, self._comm, self._rows = subject, config.model, comm, rows
         self._watcher, self._marks = watcher, RowMarks(subject, Judge(crowded=watcher.crowded()))
         self._visits = rows.next_visit(subject)
+        self._network = Network.parse(subject.network)
         self.group = first_ranks(comm, subject.devices)
         self.replica = models.load(config.model, dataset.input_shape, dataset.classes).replica()
         self.global_batch = subject.devices * subject.local_batch * subject.accumulate
         if self.group is not None:
             leaves = subject.devices * subject.accumulate * config.leaves_of(subject.local_batch)
-            network = Network.parse(subject.network)
+            network = self._network
             algorithm = network.default_algorithm() if network.emulated else config.plan.algorithm
             plan = msgspec.structs.replace(
                 config.plan,
@@ -81,7 +83,7 @@ class Profiler:
 
     def visit(self, number: int, *, counted: bool) -> bool:
         """See ``Visitor``: every visit counts, since none is the first after the trainer was built."""
-        quiet_barrier(self._comm)
+        enter(self._comm, self._network)
         self._visit(self._visits, self._rows)
         self._visits += 1
         return True

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
+from dpsim.comm.group import first_ranks, quiet_start
+from dpsim.comm.shaped import enter
 from dpsim.data import Dataset
 from dpsim.errors import DpsimError
 from dpsim.launch.rank_process import pin
@@ -52,7 +53,7 @@ class TrainedSetting:
         watcher: Watcher,
     ) -> None:
         self.setting, self._comm, plan = setting, comm, setting.plan
-        self._watcher = watcher
+        self._watcher, self._network = watcher, Network.parse(setting.network)
         self.group = first_ranks(comm, plan.devices)
         crowded = watcher.crowded(
             waits=setting.emulated_compute, communication_thread=plan.overlap == "thread" and plan.devices > 1
@@ -75,7 +76,7 @@ class TrainedSetting:
             dataset,
             plan,
             self.group,
-            Network.parse(setting.network),
+            self._network,
             seed=seed,
             schedule=schedule,
             selection=machine.selected(plan.devices),
@@ -83,7 +84,7 @@ class TrainedSetting:
 
     def visit(self, number: int, *, counted: bool) -> bool:
         """See ``Visitor``. The first two steps and those with a short batch do not count."""
-        quiet_barrier(self._comm)
+        enter(self._comm, self._network)
         if self.group is None:
             return True
         if self.emulated is not None:
@@ -141,14 +142,13 @@ class TrainedSetting:
 
     def point(self) -> MeasuredPoint:
         """See ``Visitor``."""
-        emulated = Network.parse(self.setting.network).emulated
         record = None
         if self.typical:
             names = self.trainer.runner.program.names
             record = timeline(
                 [self.typical[1]],
                 names,
-                emulated_network=emulated,
+                emulated_network=self._network.emulated,
                 emulated_compute=self.setting.emulated_compute,
             ).to_record()
         return self.samples.point(

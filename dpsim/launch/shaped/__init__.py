@@ -1,0 +1,1 @@
+"""Hosts for ranks on this machine: network namespaces, whose links the kernel shapes."""

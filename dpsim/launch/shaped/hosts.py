@@ -1,0 +1,99 @@
+"""Starts ranks on shaped hosts: one on each, in a network namespace of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpsim.errors import ConfigError
+from dpsim.launch import child_process, scratch
+from dpsim.launch.shaped import switch
+
+VARIABLE = "DPSIM_SWITCH"
+"""In the ranks' environment: the socket of the switch that joins their hosts."""
+_NEEDED = ("ip", "tc", "nsenter", "unshare")
+_PRIORITY = 10
+"""Ranks leave the cores to the kernel's own network threads, which else wait for milliseconds where ranks compute."""
+_REMEDY = "use root, or a machine that allows user namespaces; or paced:LATENCY,BANDWIDTH, which needs neither"
+_TRANSPORT = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": switch.INTERFACE, "GLOO_SOCKET_IFNAME": switch.INTERFACE}
+_LAUNCHER = """\
+#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
+host=$1; shift
+case $host in
+{doors}
+esac
+exec nsenter "$door" unshare --uts sh -c 'echo "$0" > /proc/sys/kernel/hostname; exec nice -n {priority} sh -c "$*"' \
+"$host" "$@"
+"""
+
+
+@dataclass(frozen=True)
+class ShapedHosts:
+    """Hosts that are ready: ``enter`` begins a command among them, ``launcher`` starts another one on a host."""
+
+    addresses: tuple[str, ...]
+    enter: tuple[str, ...]
+    launcher: Path
+    environment: Mapping[str, str]
+
+    def mpiexec(self, command: list[str], ranks: int) -> list[str]:
+        """Return a command of hydra's ``mpiexec`` that starts its ranks on the first hosts, one on each."""
+        hosts = ",".join(f"{address}:1" for address in self.addresses[:ranks])
+        flags = ["-launcher", "ssh", "-launcher-exec", str(self.launcher), "-localhost", switch.SWITCH, "-hosts", hosts]
+        return [*self.enter, command[0], *flags, *command[1:]]
+
+    def on(self, host: int, command: list[str]) -> list[str]:
+        """Return a command that runs another one on a host."""
+        return [*self.enter, str(self.launcher), self.addresses[host], shlex.join(command)]
+
+
+@contextlib.contextmanager
+def shaped_hosts(count: int, folder: Path) -> Iterator[ShapedHosts]:
+    """Make so many hosts, which end with the context or with this process. Raises ``ConfigError`` where none can be."""
+    _check_tools()
+    program = [sys.executable, "-I", "-S", switch.__file__, str(folder), str(count)]
+    environment = {**os.environ, **scratch.environment(folder)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(program, env=environment, start_new_session=True, cwd="/", **pipes) as process:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            said = process.stdout.readline()
+            doors = json.loads(said) if said else {"error": process.stderr.read().decode("utf-8", "replace").strip()}
+            if "error" in doors:
+                raise _refused(count, doors["error"])
+            launcher = folder / "launch.sh"
+            cases = [f"{host}) door={door} ;;" for host, door in doors["hosts"].items()]
+            launcher.write_text(_LAUNCHER.format(doors="\n".join(cases), priority=_PRIORITY))
+            launcher.chmod(0o700)
+            variables = _TRANSPORT | {VARIABLE: str(folder / switch.SOCKET)}
+            yield ShapedHosts(tuple(doors["hosts"]), tuple(doors["switch"]), launcher, variables)
+        finally:
+            with child_process.signals_ignored():
+                process.communicate()
+
+
+def _check_tools() -> None:
+    missing = [name for name in _NEEDED if shutil.which(name) is None]
+    if missing:
+        raise ConfigError(
+            f"a shaped network needs the command{'s' if len(missing) > 1 else ''} {', '.join(missing)}",
+            allowed="Linux with iproute2 and util-linux",
+            remedy="install them (Debian: apt-get install iproute2 util-linux), or use paced:LATENCY,BANDWIDTH",
+        )
+
+
+def _refused(count: int, why: str) -> ConfigError:
+    return ConfigError(
+        f"{count} shaped hosts cannot be made here: {why}",
+        allowed="Linux, where this user may make network namespaces, bridges and token buckets (tbf)",
+        remedy=_REMEDY,
+    )

@@ -1,0 +1,250 @@
+"""Holds the network namespaces of some hosts and of the switch that joins them, and shapes their links when asked.
+
+``python -I -S switch.py FOLDER HOSTS``. No namespace has a name: they are this process's, and those of what it starts.
+When it ends, which it does with its standard input, and the ranks end, the kernel removes them with all that is in
+them. So nothing is left behind however a run ends, and runs at the same time cannot meet. Only the standard library
+is used, to start fast.
+
+It prints one line, JSON: how to enter each host, or why there are none. On the socket ``switch.socket`` in the folder
+it answers the line of a connection, a JSON object with the rates of links, by another: ``{}``, or ``{"error": ...}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+NEW_NET, NEW_USER, PR_SET_PDEATHSIG = 0x40000000, 0x10000000, 1
+NETWORK, PREFIX, SWITCH = "10.77", 16, "10.77.255.254"
+INTERFACE, SOCKET = "eth0", "switch.socket"
+BURST, SWITCH_BURST, QUEUE = "16kb", "64kb", "100ms"
+"""How much a host may send at once at any speed; the same of the switch, whose queue a host's own pace keeps empty; and
+the longest that a packet waits in a queue."""
+MOST_BYTES = 15000
+"""What the kernel hands over as one packet must fit into a host's burst."""
+TCP = {
+    "tcp_congestion_control": "cubic",
+    "tcp_slow_start_after_idle": "0",
+    "tcp_no_metrics_save": "1",
+    "tcp_early_retrans": "0",
+}
+"""One way of sending for every machine: bandwidth-delay estimates (bbr) do not find a rate in messages with pauses, and
+a probe for lost packets is sent only because a queue is long."""
+DATAGRAM_BYTES, BACKGROUND_PORT = 8000, 9
+REQUEST_S = 5.0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Refused(Exception):
+    """Why there are no hosts here."""
+
+
+def address(host: int) -> str:
+    """Return the address of a host."""
+    return f"{NETWORK}.{host // 200}.{host % 200 + 1}"
+
+
+def _call(name: str, *arguments: int) -> None:
+    if getattr(_libc, name)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _new_namespace() -> int:
+    _call("unshare", NEW_NET)
+    return os.open("/proc/self/ns/net", os.O_RDONLY)
+
+
+def _tool(namespace: int, program: str, lines: list[str]) -> None:
+    """Run the lines of a batch in a namespace. Raises ``Refused`` with what the program says."""
+    _call("setns", namespace, NEW_NET)
+    done = subprocess.run([program, "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True)
+    if done.returncode:
+        raise Refused(f"{program}: {' '.join(done.stderr.split())}")
+
+
+class Switch:
+    """The hosts and what joins them: a bridge, or one for each half of the hosts and a link between."""
+
+    def __init__(self, hosts: int) -> None:
+        self._own_user = os.geteuid() != 0
+        try:
+            if self._own_user:
+                self._become_root()
+            self._switch = _new_namespace()
+            self.hosts = [_new_namespace() for _ in range(hosts)]
+        except OSError as error:
+            raise Refused(f"a network namespace cannot be made: {error.strerror}") from error
+        self._ports = [f"p{host}" for host in range(hosts)]
+        self._background: subprocess.Popen[bytes] | None = None
+        self._halves = False
+        self._join()
+
+    def _become_root(self) -> None:
+        user, group = os.getuid(), os.getgid()
+        _call("unshare", NEW_USER)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+                file.write(text)
+
+    def _join(self) -> None:
+        lines = ["link set lo up", "link add name uplink0 type veth peer name uplink1"]
+        for half in (0, 1):
+            lines += [f"link add bridge{half} type bridge", f"link set bridge{half} up"]
+            lines += [f"link set uplink{half} master bridge{half} gso_max_size {MOST_BYTES} up"]
+        lines += [f"address add {SWITCH}/{PREFIX} dev bridge0"]
+        for port, host in zip(self._ports, self.hosts, strict=True):
+            peer = f"peer name {INTERFACE} netns /proc/{os.getpid()}/fd/{host}"
+            lines += [
+                f"link add {port} type veth {peer}",
+                f"link set {port} gso_max_size {MOST_BYTES} master bridge0 up",
+            ]
+        _tool(self._switch, "ip", lines)
+        for number, host in enumerate(self.hosts):
+            lines = ["link set lo up", f"address add {address(number)}/{PREFIX} dev {INTERFACE}"]
+            _tool(host, "ip", [*lines, f"link set {INTERFACE} gso_max_size {MOST_BYTES} up"])
+            for name, value in TCP.items():
+                with contextlib.suppress(OSError), open(f"/proc/sys/net/ipv4/{name}", "w", encoding="ascii") as file:
+                    file.write(value)
+
+    def shape(self, rates: list[float], uplink: float, background: float, delay_s: float, loss: float) -> None:
+        """Give each host's link its rate in bytes a second, in both directions; no rates: as fast as it goes.
+
+        Halves of the hosts are joined by an ``uplink``, where it has a rate (0: none). ``background`` is the rate of a
+        flow from the first host to the second.
+        """
+        self._end_background()
+        self._divide(halves=uplink > 0)
+        for half in (0, 1):
+            self._limit(self._switch, {f"uplink{half}": uplink}, SWITCH_BURST)
+        self._limit(self._switch, dict(zip(self._ports, rates or [0.0] * len(self.hosts), strict=True)), SWITCH_BURST)
+        for host, rate in zip(self.hosts, rates or [0.0] * len(self.hosts), strict=True):
+            self._limit(host, {INTERFACE: rate}, BURST, delay_s)
+            self._lose(host, loss)
+        if background:
+            self._send(background)
+
+    def _limit(self, namespace: int, rates: dict[str, float], burst: str, delay_s: float = 0.0) -> None:
+        lines = []
+        for device, rate in rates.items():
+            lines += [f"qdisc replace dev {device} root noqueue"]
+            if rate:
+                limit = f"rate {round(8 * rate)}bit burst {burst} latency {QUEUE}"
+                lines += [f"qdisc replace dev {device} root handle 1: tbf {limit}"]
+            if delay_s:
+                lines += [f"qdisc replace dev {device} parent 1:1 netem delay {round(1e6 * delay_s)}us limit 100000"]
+        _tool(namespace, "tc", lines)
+
+    def _lose(self, host: int, loss: float) -> None:
+        if not loss and not self._loses:
+            return
+        self._loses = loss > 0
+        _call("setns", host, NEW_NET)
+        rules = "flush ruleset\n"
+        if loss:
+            drop = f"numgen random mod 100000 < {round(100000 * loss)} drop"
+            rules += f"table ip dpsim {{ chain input {{ type filter hook input priority 0; {drop}; }} }}\n"
+        try:
+            done = subprocess.run(["nft", "-f", "-"], input=rules, capture_output=True, text=True)
+        except FileNotFoundError as error:
+            raise Refused("packets cannot be lost: the command nft is missing") from error
+        if done.returncode:
+            raise Refused(f"nft: {' '.join(done.stderr.split())}")
+
+    _loses = False
+
+    def _divide(self, *, halves: bool) -> None:
+        if halves != self._halves:
+            later = self._ports[len(self._ports) // 2 :]
+            _tool(self._switch, "ip", [f"link set {port} master bridge{int(halves)}" for port in later])
+            self._halves = halves
+
+    def _send(self, rate: float) -> None:
+        _call("setns", self.hosts[1], NEW_NET)
+        self._unread = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._unread.bind((address(1), BACKGROUND_PORT))
+        _call("setns", self.hosts[0], NEW_NET)
+        command = [sys.executable, "-I", "-S", __file__, "--send", address(1), str(rate)]
+        self._background = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
+
+    def _end_background(self) -> None:
+        if self._background is not None:
+            self._background.kill()
+            self._background.wait()
+            self._unread.close()
+            self._background = None
+
+    def doors(self) -> dict[str, Any]:
+        """Return how to enter the switch's namespace and those of the hosts, each from the one before."""
+        _call("setns", self._switch, NEW_NET)
+        user = [f"--user=/proc/{os.getpid()}/ns/user", "--preserve-credentials"] if self._own_user else []
+        enter = "--net=/proc/{}/fd/{}".format
+        return {
+            "switch": ["nsenter", *user, enter(os.getpid(), self._switch)],
+            "hosts": {address(n): enter(os.getpid(), host) for n, host in enumerate(self.hosts)},
+        }
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def send(to: str, rate: float) -> None:
+    """Send datagrams at a rate in bytes a second, for ever, at absolute times."""
+    import time
+
+    flow, message = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), bytes(DATAGRAM_BYTES)
+    due_s = time.monotonic()
+    while True:
+        with contextlib.suppress(OSError):
+            flow.sendto(message, (to, BACKGROUND_PORT))
+        due_s = max(due_s + DATAGRAM_BYTES / rate, time.monotonic() - 0.1)
+        time.sleep(max(0.0, due_s - time.monotonic()))
+
+
+def _answer(switch: Switch, line: bytes) -> dict[str, str]:
+    try:
+        switch.shape(**json.loads(line))
+    except (Refused, OSError, ValueError, TypeError) as error:
+        return {"error": str(error)}
+    return {}
+
+
+def serve(folder: str, hosts: int) -> None:
+    """Answer requests until standard input ends."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        switch = Switch(hosts)
+        doors: dict[str, Any] = switch.doors()
+    except (Refused, FileNotFoundError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        print(json.dumps({"error": f"the command {error.filename} is missing" if missing else str(error)}), flush=True)
+        return
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.join(folder, SOCKET))
+        listener.listen()
+        print(json.dumps(doors), flush=True)
+        while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rwb") as lines, contextlib.suppress(OSError):
+                connection.settimeout(REQUEST_S)
+                lines.write(json.dumps(_answer(switch, lines.readline())).encode() + b"\n")
+    switch.shape([], 0.0, 0.0, 0.0, 0.0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--send":
+        send(sys.argv[2], float(sys.argv[3]))
+    else:
+        serve(sys.argv[1], int(sys.argv[2]))
