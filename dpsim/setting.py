@@ -124,6 +124,12 @@ class Setting(Noun, frozen=True):
         return f"{self.network} (emulated computation)" if self.emulated_compute else self.network
 
     @property
+    def calibrated(self) -> Setting:
+        """The same setting on the network that is calibrated for it: without the conditions of a shaped one."""
+        plain = Network.parse(self.network).plain.token
+        return self if plain == self.network else msgspec.structs.replace(self, network=plain)
+
+    @property
     def first_run(self) -> Setting:
         """The same setting with ``repeat`` 0."""
         return msgspec.structs.replace(self, repeat=0)

@@ -94,7 +94,7 @@ def on_ranks(
         near = scratch.short_path(folder, folder)
         environment = _environment(env) | scratch.environment(folder)
         if shaped:
-            between = stack.enter_context(shaped_hosts(shaped[0].hosts, near))
+            between = stack.enter_context(shaped_hosts(shaped, near))
             command = between.mpiexec(command, devices)
             environment |= between.environment
         listener = control_channel.Listener(

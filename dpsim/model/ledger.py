@@ -129,7 +129,7 @@ def _expected(row: PredictedRow) -> Expected:
     low_s, high_s = (predicted.step_s if end is None else end for end in (predicted.low_s, predicted.high_s))
     group = group_name(
         plan.devices,
-        emulated_network=row.machine.emulated_network,
+        row.machine,
         emulated_compute=row.workload.emulated_compute,
         script=row.workload.ddp is not None,
     )

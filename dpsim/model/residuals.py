@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.machine import Machine
+from dpsim.machine import Machine, Network
 from dpsim.model.cells import cell_of
 from dpsim.schedule import Schedule
 from dpsim.uncertainty import IntervalWidth
@@ -54,9 +54,11 @@ class Residuals(Noun, frozen=True):
     schema: str = SCHEMA
 
 
-def group_name(devices: int, *, emulated_network: bool, emulated_compute: bool, script: bool) -> str:
+def group_name(devices: int, machine: Machine, *, emulated_compute: bool, script: bool) -> str:
     """Return what a study's settings are grouped by: ``emulated link, several devices, emulated computation``."""
-    network = "emulated link" if emulated_network else "node"
+    network = "node"
+    if machine.emulated_network:
+        network = "shaped hosts" if Network.parse(machine.network).shaped else "emulated link"
     count = "several devices" if devices > 1 else "1 device"
     return f"{network}, {count}{_EMULATED * emulated_compute}{_SCRIPT * script}"
 
@@ -144,7 +146,7 @@ def width_of(machine: Machine, schedule: Schedule) -> IntervalWidth:
     workload = schedule.workload
     group = group_name(
         schedule.plan.devices,
-        emulated_network=machine.emulated_network,
+        machine,
         emulated_compute=workload.emulated_compute,
         script=workload.ddp is not None,
     )

@@ -38,6 +38,7 @@ class Experiment(Grid, frozen=True, dict=True):
     devices also trains so many steps, and the divergence from one device is measured. With ``seeds`` a sweep over batch
     norm also trains from so many seeds for ``epochs`` epochs, to measure what the local batch does to the loss; with
     ``target_loss`` one over the local batch trains to it at several global batches, to measure how many steps it takes.
+    Collectives are calibrated on ``calibrated_devices`` alone (empty: on all), and predicted on the others.
     Where PyTorch's DDP trains, ``script`` is the user's script that it runs, with its ``arguments``, and
     ``other_runtimes`` are measured beside it with the same plans, where they can run them.
     """
@@ -57,6 +58,7 @@ class Experiment(Grid, frozen=True, dict=True):
     script: str = ""
     arguments: tuple[str, ...] = ()
     other_runtimes: tuple[str, ...] = ()
+    calibrated_devices: tuple[int, ...] = ()
 
     @functools.cached_property
     def settings(self) -> tuple[Setting, ...]:

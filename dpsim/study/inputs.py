@@ -20,7 +20,8 @@ from dpsim.data.sharding import largest_share
 from dpsim.fields import Decides, deciding
 from dpsim.grouping import grouped
 from dpsim.lowering.computation import block_sums, output_bytes
-from dpsim.machine import NODE, ComputeSlowdown, Machine, Selection
+from dpsim.machine import NODE, ComputeSlowdown, Machine, Network, Selection
+from dpsim.model.conditions import on_network
 from dpsim.model.prices import local_share
 from dpsim.model.residuals import Widths, all_widths
 from dpsim.model.slowest import median_slowest, median_slowest_error
@@ -51,7 +52,7 @@ _MEASURED_STEPS = 24
 """About as many steps are measured of a setting with emulated computation."""
 Kind = tuple[Any, ...]
 Kinds = tuple[Kind, Kind]
-"""The kind of a setting's profile, and the kind of its calibration."""
+"""The kind of a setting's profile, and the kind of its network."""
 Indices = tuple[int, int]
 """The index of a setting's workload among the workloads, and of its machine among the machines."""
 
@@ -66,13 +67,20 @@ def profile_kind(setting: Setting) -> Kind:
 
 
 def calibration_kind(setting: Setting) -> Kind:
-    """Return what tells two calibrations apart: the network, what is sent, the computation beside it."""
+    """Return what tells two calibrations apart: the network, what is sent, the computation beside it.
+
+    Conditions of a shaped network are not calibrated.
+    """
+    return _network_kind(setting.calibrated)
+
+
+def _network_kind(setting: Setting) -> Kind:
     return setting.where, *setting.identity(Decides.NETWORK_TIME)
 
 
 def kinds_of(setting: Setting) -> Kinds:
     """Return both kinds: settings of equal kinds are predicted from one workload and one machine."""
-    return profile_kind(setting), calibration_kind(setting)
+    return profile_kind(setting), _network_kind(setting)
 
 
 class Inputs(Noun, frozen=True):
@@ -151,7 +159,8 @@ class Needed(Noun, frozen=True):
 
     ``overlaps`` are the mechanisms to calibrate. With ``interpolates`` only every other local batch is profiled.
     Measuring takes ``seconds`` for each kind of computation, and up to twice as long. ``widths`` are those of
-    intervals, by the residuals of the machine's past studies (default: none is known).
+    intervals, by the residuals of the machine's past studies (default: none is known). Collectives are calibrated on
+    ``calibrated_devices``, or where it is empty on as many devices as any setting has.
     """
 
     settings: tuple[Setting, ...]
@@ -162,6 +171,7 @@ class Needed(Noun, frozen=True):
     seconds: float
     interpolates: bool = False
     widths: Widths = msgspec.field(default_factory=lambda: all_widths(()))
+    calibrated_devices: tuple[int, ...] = ()
 
 
 def networks_of(settings: Sequence[Setting]) -> list[str]:
@@ -244,21 +254,23 @@ def prepared(settings: Sequence[Setting], inputs: Inputs, *, same_minutes: bool 
         kinds = kinds_of(setting)
         if kinds in indices:
             continue
-        number, calibration = profiles.index(kinds[0]), calibrations.index(kinds[1])
+        of_network = calibration_kind(setting)
+        number, calibration = profiles.index(kinds[0]), calibrations.index(of_network)
+        link = on_network(links[calibration], Network.parse(setting.network))
         if setting.emulated_compute:
             replayed = inputs.calibrations[calibration].workload
             assert replayed is not None
             workload = msgspec.structs.replace(replayed, emulated_compute=True)
-            of_kind = [each for each in settings if calibration_kind(each) == kinds[1]]
-            machines.append(_without_cores(links[calibration], workload, of_kind))
+            of_kind = [each for each in settings if calibration_kind(each) == of_network]
+            machines.append(_without_cores(link, workload, of_kind))
         else:
             workload = profiled[number]
-            network = setting.network if setting.runtime == "dpsim" else NODE
+            network = setting.calibrated.network if setting.runtime == "dpsim" else NODE
             changes = {
                 "compute_slowdown": profiled_slowdowns(inputs.profiles[number], rows, number, network),
                 "relative_uncertainty": scatter(inputs.profiles[number], rows, number),
             }
-            machines.append(msgspec.structs.replace(links[calibration], **changes))
+            machines.append(msgspec.structs.replace(link, **changes))
         if workload not in workloads:
             workloads.append(workload)
         indices[kinds] = workloads.index(workload), len(machines) - 1
@@ -337,7 +349,8 @@ def _profile(needed: Needed, settings: Sequence[Setting]) -> ProfileConfig:
         local_batches=tuple(sorted(batches)),
         concurrent=tuple(together),
         accumulated=tuple(sorted(several)),
-        networks=tuple(dict.fromkeys(each.network for each in settings if not each.emulated_compute)) or (NODE,),
+        networks=tuple(dict.fromkeys(each.calibrated.network for each in settings if not each.emulated_compute))
+        or (NODE,),
         seed=needed.seed,
         plan=Plan(devices=1, global_batch=max(batches), fusion_rule="one", **computation),
     )
@@ -362,8 +375,8 @@ def _calibration(needed: Needed, settings: Sequence[Setting]) -> CalibrateConfig
     sending = [plan for plan in plans if plan.parallelism.stages > 1]
     strategies = (plan.parallelism for plan in plans)
     return CalibrateConfig(
-        network=first.network,
-        devices=tuple(dict.fromkeys(each.layout or each.devices for each in collectives)),
+        network=first.calibrated.network,
+        devices=needed.calibrated_devices or tuple(dict.fromkeys(each.layout or each.devices for each in collectives)),
         algorithms=tuple(dict.fromkeys(each.algorithm for each in collectives)),
         overlaps=needed.overlaps,
         model=first.model,

@@ -27,12 +27,50 @@ _LINKS = ("paced:50us,1gbit", "paced:200us,500mbit")
 _EMULATED_LINK = "paced:1ms,500mbit"
 """Slow enough for 8 ranks on 2 cores, by an algorithm with few rounds."""
 _EMULATED_THRESHOLDS = (65536.0, 131072.0, 262144.0, "inf")
+_SHAPED_MODELS = ("mlp:64x20", "cnn", "resnet20", "mlp:512x3")
+_CONDITIONS = ("slow-host=50%", "background=50%", "oversubscribed=4")
 
 
 def experiments(*, quick: bool = False) -> tuple[Experiment, ...]:
     """Return every experiment, in the order of the rounds. Names are unique: a finished one is never run again."""
     rounds = range(QUICK_ROUNDS if quick else ROUNDS)
-    return tuple(each for number in rounds for each in _round(number, _QUICK_BUDGET_S if quick else _BUDGET_S))
+    budget_s = _QUICK_BUDGET_S if quick else _BUDGET_S
+    shaped = range(1 if quick else len(_SHAPED_MODELS))
+    return tuple(
+        [each for number in rounds for each in _round(number, budget_s)]
+        + [each for number in shaped for each in _on_shaped_hosts(number, budget_s)]
+    )
+
+
+def _on_shaped_hosts(number: int, budget_s: float) -> tuple[Experiment, ...]:
+    """Return sweeps on hosts whose links the kernel shapes: 2 hosts, and 4 and 8 with emulated computation.
+
+    What is predicted without having been calibrated on: another rate of 2 hosts, conditions of 4, and 8 hosts.
+    """
+
+    def sweep(hosts: int, rate: str, changes: Sequence[str], devices: Sequence[int], **more: Any) -> Experiment:
+        network = f"shaped:{hosts}x{rate}"
+        base = {"model": _SHAPED_MODELS[number], "global_batch": 256, "algorithm": "ring", "optimizer": _SGD}
+        return Experiment(
+            name=f"shaped-{hosts}-{number:02d}",
+            question="fusion-threshold",
+            base=base | {"overlap": "off"} | more.pop("base", {}),
+            axes={
+                "network": (network, *(f"{network}+{change}" for change in changes)),
+                "devices": tuple(devices),
+                "fusion_threshold_bytes": _THRESHOLDS[1:] if hosts > 2 else _THRESHOLDS,
+            },
+            seed=number,
+            budget_s=budget_s,
+            **more,
+        )
+
+    emulated = {"compute": "emulated"}
+    return (
+        sweep(2, "1gbit", ("rate=200mbit",), (1, 2), base={"overlap": "auto"}),
+        sweep(4, "200mbit", _CONDITIONS, (1, 4), base=emulated),
+        sweep(8, "100mbit", (), (1, 2, 4, 8), base=emulated, calibrated_devices=(2, 4)),
+    )
 
 
 def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:

@@ -15,7 +15,7 @@ from dpsim.experiments import emulation, waiting
 from dpsim.experiments.cases import Record
 from dpsim.harness.sweep.coverage import by_other_studies, coverage_by_stratum, covered_points
 from dpsim.harness.sweep.scores import shape_score, step_score
-from dpsim.machine import NODE
+from dpsim.machine import NODE, Network
 from dpsim.nn.tokens import norm_of
 from dpsim.records.compared_point import ComparedPoint
 from dpsim.records.comparison import Comparison
@@ -23,7 +23,7 @@ from dpsim.records.coverage import CoveredPoint, StratumCoverage
 from dpsim.records.quality import QualityResults
 
 STEP = "median error of the step"
-_MOST_IN_A_SWEEP = {"this machine": (0.015, 0.03), "emulated link": (0.015, 0.025)}
+_MOST_IN_A_SWEEP = {"this machine": (0.015, 0.03), "emulated link": (0.015, 0.025), "shaped hosts": (0.02, 0.06)}
 """The most that a sweep's median error should be, with one device and with two, by network."""
 _ENOUGH_SWEEPS, _MOST_UNDECIDED = 0.9, 1 / 3
 _LEAST_SKILL, _LEAST_SHAPE_SKILL = 0.5, 0.6
@@ -54,8 +54,13 @@ class Line(Noun, frozen=True, kw_only=True):
 
 
 def stratum(point: ComparedPoint) -> str:
-    """Return the network and devices of a point: ``emulated link, 8 devices, emulated computation``."""
+    """Return the network and devices of a point: ``emulated link, 8 devices, emulated computation``.
+
+    Conditions of shaped hosts are places of their own.
+    """
     network = "this machine" if point.network == NODE else "emulated link"
+    if (of := Network.parse(point.network)).shaped:
+        network = ", ".join(["shaped hosts", *(name for name, _ in of.conditions)])
     emulated = ", emulated computation" if point.emulated_compute else ""
     return f"{network}, {point.devices} device{'s' if point.devices > 1 else ''}{emulated}"
 
@@ -96,6 +101,7 @@ def lines(comparisons: Comparisons) -> Iterator[Line]:
     computed = table[(table.question == "local-batch") & ~table.emulated_compute.astype(bool)]
     if len(computed):
         yield _step_line("local batch", computed, 0.03)
+    yield from _condition_lines(table)
     yield from _norm_lines(table[table.question == "batch-norm"])
     if _EVERYWHERE in coverages:
         yield from _interval_lines(coverages[_EVERYWHERE])
@@ -244,6 +250,41 @@ def _interval_lines(coverage: StratumCoverage) -> Iterator[Line]:
         null=coverage.constant_score,
         note=f"the best constant half width is {coverage.constant_width:.1%}",
     )
+
+
+def _condition_lines(table: pd.DataFrame) -> Iterator[Line]:
+    """Yield for each condition of shaped hosts how often the sign of its effect on the step was predicted.
+
+    Effects below three times the noise of the two settings do not count.
+    """
+    several = table[(table.devices > 1) & table.stratum.str.startswith("shaped hosts")]
+    plain = {(row.sweep, _apart(row.point)): row.point for row in several.itertuples() if "+" not in row.point.network}
+    for where, members in several[several.point.map(lambda p: "+" in p.network)].groupby("stratum"):
+        pairs = [
+            (row.point, plain[key]) for row in members.itertuples() if (key := (row.sweep, _apart(row.point))) in plain
+        ]
+        effects = [
+            (a.measured_step_s / b.measured_step_s - 1, a.predicted_step_s / b.predicted_step_s - 1) for a, b in pairs
+        ]
+        noises = [3 * max(a.noise or 0.0, b.noise or 0.0) for a, b in pairs]
+        counted = [pair for pair, noise in zip(effects, noises, strict=True) if abs(pair[0]) > noise]
+        right = sum(seen * told > 0 for seen, told in counted) / len(counted) if counted else None
+        yield Line(
+            where=where,
+            quantity="sign of the condition's effect",
+            value=right,
+            target="100%",
+            met=None if right is None else right == 1,
+            points=len(counted),
+            calibrations=members.sweep.nunique(),
+            note=f"effect {_median([seen for seen, _ in effects]):+.0%}, predicted "
+            f"{_median([told for _, told in effects]):+.0%} (medians)",
+        )
+
+
+def _apart(point: ComparedPoint) -> tuple[Any, ...]:
+    """What a point has in common with the same setting under a condition."""
+    return Network.parse(point.network).plain.token, point.devices, point.fusion_threshold_bytes, point.overlap
 
 
 def _norm_lines(table: pd.DataFrame) -> Iterator[Line]:

@@ -11,7 +11,7 @@ import numpy as np
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.experiments.accuracy.lines import STEP, Line, covered, stratum
-from dpsim.machine import NODE
+from dpsim.machine import NODE, Network
 from dpsim.records.compared_point import ComparedPoint
 from dpsim.records.comparison import Comparison
 from dpsim.records.coverage import CoveredPoint
@@ -58,7 +58,7 @@ def summary(lines: Sequence[Line]) -> str:
     rows = [f"| where | {' | '.join(_SHORT.values())} | best simple guess |", "|---" * (len(_SHORT) + 2) + "|"]
     for where, members in itertools.groupby(lines, lambda line: line.where):
         of_quantity = {line.quantity.partition(" of the 90%")[0]: line for line in members}
-        if {STEP, "coverage"} <= of_quantity.keys() and not where.startswith("emulated link, 1 device"):
+        if {STEP, "coverage"} <= of_quantity.keys() and ", 1 device" not in where.removeprefix("this machine"):
             cells = [number(line, line.value) if (line := of_quantity.get(key)) else "-" for key in _SHORT]
             guess = number(of_quantity[STEP], of_quantity[STEP].null)
             rows.append(f"| {' | '.join([where, *cells, guess])} |")
@@ -99,11 +99,21 @@ def into(readme: Path, short: str) -> None:
 
 def points_by_environment(comparisons: Mapping[str, Comparison]) -> dict[str, list[ComparedPoint]]:
     """Return all points that are scored, by where they ran."""
-    found: dict[str, list[ComparedPoint]] = {"this machine": [], "emulated link": [], "emulated link and ranks": []}
-    real, link, emulated = found.values()
+    places = (
+        "this machine",
+        "emulated link",
+        "emulated link and ranks",
+        "shaped hosts",
+        "shaped hosts, emulated ranks",
+    )
+    found: dict[str, list[ComparedPoint]] = {place: [] for place in places}
+    real, link, emulated, hosts, waiting = found.values()
     for comparison in comparisons.values():
         for point in comparison.scored:
-            (emulated if point.emulated_compute else real if point.network == NODE else link).append(point)
+            if Network.parse(point.network).shaped:
+                (waiting if point.emulated_compute else hosts).append(point)
+            else:
+                (emulated if point.emulated_compute else real if point.network == NODE else link).append(point)
     return {where: points for where, points in found.items() if points}
 
 

@@ -92,7 +92,7 @@ def _stratum(point: CoveredPoint) -> str:
 def _group(point: ComparedPoint) -> str:
     return group_name(
         point.devices,
-        emulated_network=point.machine.emulated_network,
+        point.machine,
         emulated_compute=point.emulated_compute,
         script=point.runtime != "dpsim",
     )

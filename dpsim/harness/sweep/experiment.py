@@ -44,6 +44,7 @@ def needed_for(experiment: Experiment, environment: Environment) -> Needed:
         overlaps=tuple(name for name in MECHANISMS if overlaps & {*OVERLAP_CHOICES, name}),
         seconds=seconds_of_kind(experiment.budget_s),
         interpolates=QUESTIONS.find(experiment.question).interpolates,
+        calibrated_devices=experiment.calibrated_devices,
     )
 
 

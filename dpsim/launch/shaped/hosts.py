@@ -9,17 +9,19 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpsim.errors import ConfigError
 from dpsim.launch import child_process, scratch
 from dpsim.launch.shaped import switch
+from dpsim.network import Network
 
 VARIABLE = "DPSIM_SWITCH"
 """In the ranks' environment: the socket of the switch that joins their hosts."""
 _NEEDED = ("ip", "tc", "nsenter", "unshare")
+_LEAST_PACKET = 1500
 _PRIORITY = 10
 """Ranks leave the cores to the kernel's own network threads, which else wait for milliseconds where ranks compute."""
 _REMEDY = "use root, or a machine that allows user namespaces; or paced:LATENCY,BANDWIDTH, which needs neither"
@@ -57,10 +59,14 @@ class ShapedHosts:
 
 
 @contextlib.contextmanager
-def shaped_hosts(count: int, folder: Path) -> Iterator[ShapedHosts]:
-    """Make so many hosts, which end with the context or with this process. Raises ``ConfigError`` where none can be."""
+def shaped_hosts(networks: Sequence[Network], folder: Path) -> Iterator[ShapedHosts]:
+    """Make the hosts of some networks, which end with the context or with this process.
+
+    Raises ``ConfigError`` where none can be made.
+    """
     _check_tools()
-    program = [sys.executable, "-I", "-S", switch.__file__, str(folder), str(count)]
+    count = networks[0].hosts
+    program = [sys.executable, "-I", "-S", switch.__file__, str(folder), str(count), str(packet_bytes(networks))]
     environment = {**os.environ, **scratch.environment(folder)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(program, env=environment, start_new_session=True, cwd="/", **pipes) as process:
@@ -79,6 +85,13 @@ def shaped_hosts(count: int, folder: Path) -> Iterator[ShapedHosts]:
         finally:
             with child_process.signals_ignored():
                 process.communicate()
+
+
+def packet_bytes(networks: Sequence[Network]) -> int:
+    """Return the bytes that the kernel hands over as one packet: what the slowest link sends in a burst, or one MTU."""
+    slowest = min(min(network.rates_bytes_per_s()) for network in networks)
+    in_time = int(slowest * switch.BURST_S)
+    return max(_LEAST_PACKET, min(switch.BURST_BYTES - switch.SPARE_BYTES, in_time))
 
 
 def _check_tools() -> None:

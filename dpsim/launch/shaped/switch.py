@@ -1,6 +1,7 @@
 """Holds the network namespaces of some hosts and of the switch that joins them, and shapes their links when asked.
 
-``python -I -S switch.py FOLDER HOSTS``. No namespace has a name: they are this process's, and those of what it starts.
+``python -I -S switch.py FOLDER HOSTS PACKET_BYTES``. No namespace has a name: they are those of this process and what it
+starts.
 When it ends, which it does with its standard input, and the ranks end, the kernel removes them with all that is in
 them. So nothing is left behind however a run ends, and runs at the same time cannot meet. Only the standard library
 is used, to start fast.
@@ -25,11 +26,12 @@ from typing import Any
 NEW_NET, NEW_USER, PR_SET_PDEATHSIG = 0x40000000, 0x10000000, 1
 NETWORK, PREFIX, SWITCH = "10.77", 16, "10.77.255.254"
 INTERFACE, SOCKET = "eth0", "switch.socket"
-BURST, SWITCH_BURST, QUEUE = "16kb", "64kb", "100ms"
-"""How much a host may send at once at any speed; the same of the switch, whose queue a host's own pace keeps empty; and
-the longest that a packet waits in a queue."""
-MOST_BYTES = 15000
-"""What the kernel hands over as one packet must fit into a host's burst."""
+BURST_BYTES, BURST_S = 16384, 2.5e-4
+"""The most that a host may send at once at any speed, in bytes and in seconds at its rate: a longer burst would let the
+messages of small buckets through for nothing. Each packet must fit into it, and each costs the cores some time."""
+SWITCH_BURST, QUEUE = 65536, "100ms"
+"""The same of the switch, whose queue a host's own pace keeps empty; and the longest that a packet waits in a queue."""
+SPARE_BYTES = 100
 TCP = {
     "tcp_congestion_control": "cubic",
     "tcp_slow_start_after_idle": "0",
@@ -75,7 +77,8 @@ def _tool(namespace: int, program: str, lines: list[str]) -> None:
 class Switch:
     """The hosts and what joins them: a bridge, or one for each half of the hosts and a link between."""
 
-    def __init__(self, hosts: int) -> None:
+    def __init__(self, hosts: int, packet_bytes: int) -> None:
+        self._packet_bytes = packet_bytes
         self._own_user = os.geteuid() != 0
         try:
             if self._own_user:
@@ -100,18 +103,18 @@ class Switch:
         lines = ["link set lo up", "link add name uplink0 type veth peer name uplink1"]
         for half in (0, 1):
             lines += [f"link add bridge{half} type bridge", f"link set bridge{half} up"]
-            lines += [f"link set uplink{half} master bridge{half} gso_max_size {MOST_BYTES} up"]
+            lines += [f"link set uplink{half} master bridge{half} gso_max_size {self._packet_bytes} up"]
         lines += [f"address add {SWITCH}/{PREFIX} dev bridge0"]
         for port, host in zip(self._ports, self.hosts, strict=True):
             peer = f"peer name {INTERFACE} netns /proc/{os.getpid()}/fd/{host}"
             lines += [
                 f"link add {port} type veth {peer}",
-                f"link set {port} gso_max_size {MOST_BYTES} master bridge0 up",
+                f"link set {port} gso_max_size {self._packet_bytes} master bridge0 up",
             ]
         _tool(self._switch, "ip", lines)
         for number, host in enumerate(self.hosts):
             lines = ["link set lo up", f"address add {address(number)}/{PREFIX} dev {INTERFACE}"]
-            _tool(host, "ip", [*lines, f"link set {INTERFACE} gso_max_size {MOST_BYTES} up"])
+            _tool(host, "ip", [*lines, f"link set {INTERFACE} gso_max_size {self._packet_bytes} up"])
             for name, value in TCP.items():
                 with contextlib.suppress(OSError), open(f"/proc/sys/net/ipv4/{name}", "w", encoding="ascii") as file:
                     file.write(value)
@@ -124,21 +127,24 @@ class Switch:
         """
         self._end_background()
         self._divide(halves=uplink > 0)
-        for half in (0, 1):
-            self._limit(self._switch, {f"uplink{half}": uplink}, SWITCH_BURST)
-        self._limit(self._switch, dict(zip(self._ports, rates or [0.0] * len(self.hosts), strict=True)), SWITCH_BURST)
-        for host, rate in zip(self.hosts, rates or [0.0] * len(self.hosts), strict=True):
-            self._limit(host, {INTERFACE: rate}, BURST, delay_s)
+        of_hosts = rates or [0.0] * len(self.hosts)
+        self._limit(self._switch, {"uplink0": uplink, "uplink1": uplink}, self._burst(uplink))
+        self._limit(self._switch, dict(zip(self._ports, of_hosts, strict=True)), SWITCH_BURST)
+        for host, rate in zip(self.hosts, of_hosts, strict=True):
+            self._limit(host, {INTERFACE: rate}, self._burst(rate), delay_s)
             self._lose(host, loss)
         if background:
             self._send(background)
 
-    def _limit(self, namespace: int, rates: dict[str, float], burst: str, delay_s: float = 0.0) -> None:
+    def _burst(self, rate: float) -> int:
+        return max(self._packet_bytes + SPARE_BYTES, min(BURST_BYTES, round(BURST_S * rate)))
+
+    def _limit(self, namespace: int, rates: dict[str, float], burst: int, delay_s: float = 0.0) -> None:
         lines = []
         for device, rate in rates.items():
             lines += [f"qdisc replace dev {device} root noqueue"]
             if rate:
-                limit = f"rate {round(8 * rate)}bit burst {burst} latency {QUEUE}"
+                limit = f"rate {round(8 * rate)}bit burst {burst}b latency {QUEUE}"
                 lines += [f"qdisc replace dev {device} root handle 1: tbf {limit}"]
             if delay_s:
                 lines += [f"qdisc replace dev {device} parent 1:1 netem delay {round(1e6 * delay_s)}us limit 100000"]
@@ -220,12 +226,12 @@ def _answer(switch: Switch, line: bytes) -> dict[str, str]:
     return {}
 
 
-def serve(folder: str, hosts: int) -> None:
+def serve(folder: str, hosts: int, packet_bytes: int) -> None:
     """Answer requests until standard input ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
-        switch = Switch(hosts)
+        switch = Switch(hosts, packet_bytes)
         doors: dict[str, Any] = switch.doors()
     except (Refused, FileNotFoundError) as error:
         missing = isinstance(error, FileNotFoundError)
@@ -247,4 +253,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--send":
         send(sys.argv[2], float(sys.argv[3]))
     else:
-        serve(sys.argv[1], int(sys.argv[2]))
+        serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -90,7 +90,10 @@ def speedup(comparison: Comparison, group: Group) -> str:
 
 
 def network_text(group: Group | Overall) -> str:
-    """Return ``this machine``, or ``50 us, 1 Gbit/s, emulated``, and who trained if it was not dpsim."""
+    """Return ``this machine``, or ``50 us, 1 Gbit/s, emulated``, and who trained if it was not dpsim.
+
+    Of a shaped network ``4 hosts, 200 Mbit/s, slow-host 50%, emulated``.
+    """
     name = network_name(group)
     if not group.emulated_network:
         return name.replace("node", "this machine", 1).replace(EMULATED_COMPUTE, ", computation emulated")
@@ -103,7 +106,9 @@ def network_text(group: Group | Overall) -> str:
         rate = f"{link.bandwidth_bytes_per_s * 8 / 1e6:g} Mbit/s"
     both = "all emulated" if group.emulated_compute else "emulated"
     _, _, runtime = name.partition(" (emulated), ")
-    return f"{format_duration(link.latency_s)}, {rate}, {both}" + (f", {runtime}" if runtime else "")
+    links = [f"{link.hosts} hosts" if link.shaped else format_duration(link.latency_s), rate]
+    links += [change.replace("=", " ") for change in group.network.split("+")[1:]]
+    return ", ".join([*links, both, *([runtime] if runtime else [])])
 
 
 def where(group: Group) -> str:

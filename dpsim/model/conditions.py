@@ -1,0 +1,158 @@
+"""Prices a shaped network under conditions that nobody calibrated on, from the calibration of the network without them.
+
+Each round of an algorithm lasts as long as its slowest link: the bytes that cross it over the rate that the token gives
+it. What a collective takes beyond its shortest time grows as the sum of its rounds does.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from dpsim.collective import Collective, CollectiveKind
+from dpsim.comm.message_program import Program, lower
+from dpsim.comm.message_steps import step_list
+from dpsim.cost_tables import AllreduceCost, OverlapCost
+from dpsim.machine import Machine
+from dpsim.model.cost import idle_curve, tables_of
+from dpsim.model.formulas import lines_of
+from dpsim.network import Network
+
+Table = TypeVar("Table", AllreduceCost, OverlapCost)
+_STANDS_FOR = {"auto": "halving-doubling", "mpi": "halving-doubling", "gloo": "ring", "hierarchical": "ring"}
+"""The algorithm whose messages are those of one that does not say: of the MPI library, for long messages."""
+_DOUBLING_ERROR = 0.05
+"""One standard error, relative, for each doubling of the time that conditions bring about, beside the table's own."""
+
+
+def on_network(machine: Machine, network: Network) -> Machine:
+    """Return the machine as it is on a shaped network with conditions, from its calibration on the plain one.
+
+    A network without conditions, or that is not shaped, changes nothing. Device counts that the network has and no
+    table covers get their tables first, as they are scaled: a half of the hosts says nothing of the link between two.
+    ``loss`` is not priced.
+    """
+    if not network.conditions:
+        return machine
+    known = [*machine.allreduce, *machine.halves]
+    of_all = {(table.kind, table.algorithm, table.wire_dtype): table for table in known if table.kind != "send"}
+    extra = [
+        _scaled(machine, msgspec.structs.replace(table.collective, devices=network.hosts))
+        for table in of_all.values()
+        if all(other.collective != _with_devices(table, network.hosts) for other in known)
+    ]
+    changed = [_changed(table, network) for table in (*known, *extra)]
+    link = machine.link
+    if link is not None:
+        slower = _ratio(network, Collective(algorithm="ring", devices=network.hosts))
+        link = msgspec.structs.replace(
+            link,
+            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / slower,
+            latency_s=link.latency_s + (network.condition("delay") or 0.0),
+        )
+    return msgspec.structs.replace(
+        machine,
+        network=network.token,
+        allreduce=tuple(table for table in changed if table.kind == "allreduce"),
+        halves=tuple(table for table in changed if table.kind != "allreduce"),
+        overlap=tuple(_changed(table, network) for table in machine.overlap),
+        link=link,
+    )
+
+
+def seconds_a_byte(network: Network, collective: Collective) -> float:
+    """Return the least seconds that a collective takes for each byte of its data, by the rates of a shaped network."""
+    seconds = 0.0
+    for loads in _rounds(
+        collective.kind, _STANDS_FOR.get(collective.algorithm, collective.algorithm), collective.devices
+    ):
+        seconds += max(_link_seconds(network, loads), default=0.0)
+    return seconds
+
+
+def _with_devices(table: AllreduceCost, devices: int) -> Collective:
+    return msgspec.structs.replace(table.collective, devices=devices)
+
+
+def _scaled(machine: Machine, collective: Collective) -> AllreduceCost:
+    """Return a table of what a collective without one costs, at the sizes of the tables that it is scaled from."""
+    curve = idle_curve(machine, collective)
+    near = min(
+        (table for table in tables_of(machine, collective.kind) if table.algorithm == collective.algorithm),
+        key=lambda table: abs(math.log2(table.devices / collective.devices)),
+    )
+    return AllreduceCost(
+        **msgspec.structs.asdict(collective),
+        sizes_bytes=near.sizes_bytes,
+        time_s=tuple(float(np.interp(size, *curve.points)) for size in near.sizes_bytes),
+        relative_uncertainty=curve.scaled.error if curve.scaled is not None else near.relative_uncertainty,
+    )
+
+
+def _ratio(network: Network, collective: Collective) -> float:
+    """Return how many times as long as on the plain network each byte takes."""
+    plain = seconds_a_byte(network.plain, collective)
+    return seconds_a_byte(network, collective) / plain if plain > 0 else 1.0
+
+
+def _changed(table: Table, network: Network) -> Table:
+    """Return a table with the times that the conditions of a network make of it."""
+    ratio, rounds = (
+        _ratio(network, table.collective),
+        min(line.alpha for line in lines_of(table.collective, table.devices, 1)),
+    )
+    delay_s = rounds * (network.condition("delay") or 0.0)
+    times = np.array(table.time_s)
+    shortest = np.minimum(times[0], times)
+    doubt = math.hypot(table.relative_uncertainty or 0.0, _DOUBLING_ERROR * abs(math.log2(ratio)))
+    slower = shortest + delay_s + (times - shortest) * ratio
+    return msgspec.structs.replace(
+        table, time_s=tuple(map(float, slower)), p10_s=(), p90_s=(), relative_uncertainty=doubt
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _rounds(kind: CollectiveKind, algorithm: str, devices: int) -> tuple[tuple[tuple[int, int, float], ...], ...]:
+    """Return the messages of each round: (from, to, share of the data)."""
+    if kind == "copy" or devices < 2:
+        return ()
+    if kind == "send":
+        return (((0, 1, 1.0),),)
+    if kind in ("broadcast", "ordered-sum"):
+        return (tuple((0, other, 1.0) for other in range(1, devices)),)
+    steps = step_list(kind, algorithm, None, devices)
+    programs: list[Program] = [lower(steps, tuple(range(devices)), rank, "none") for rank in range(devices)]
+    numbers = max(len(of.rounds) for of in programs)
+    return tuple(
+        tuple(
+            (rank, message.peer, (message.view.stop - message.view.start) / of.units)
+            for rank, of in enumerate(programs)
+            if number < len(of.rounds)
+            for message in of.rounds[number].sends
+        )
+        for number in range(numbers)
+    )
+
+
+def _link_seconds(network: Network, messages: tuple[tuple[int, int, float], ...]) -> list[float]:
+    """Return the seconds that each link takes for the messages of a round, for a byte of data."""
+    loads: dict[tuple[str, int], float] = collections.defaultdict(float)
+    half = network.hosts // 2
+    for sender, receiver, share in messages:
+        loads["up", sender] += share
+        loads["down", receiver] += share
+        if (sender < half) != (receiver < half):
+            loads["uplink", int(sender < half)] += share
+    rates = network.rates_bytes_per_s()
+    taken = {("up", 0), ("down", 1), *([("uplink", 1)] if half == 1 else [])}
+    background = (network.condition("background") or 0.0) * network.rate_bytes_per_s
+    seconds = []
+    for (link, number), share in loads.items():
+        rate = network.uplink_bytes_per_s if link == "uplink" else rates[number]
+        seconds.append(share / (rate - background * ((link, number) in taken)))
+    return seconds
