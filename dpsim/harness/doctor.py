@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from dpsim import codec, installation, processor
 from dpsim.choices import Choices
-from dpsim.errors import DpsimError
+from dpsim.errors import ConfigError, DpsimError
 from dpsim.harness import doctor_gpu
 from dpsim.harness.doctor_gpu import Finding
-from dpsim.launch import hosts, jobs, rank_info
+from dpsim.launch import hosts, jobs, rank_info, scratch
 from dpsim.launch.rank_process import THREAD_VARIABLES
+from dpsim.launch.shaped.hosts import shaped_hosts
+from dpsim.network import Network
 from dpsim.progress import Progress
 from dpsim.runtime import choice_file
 from dpsim.study import environment, other_processes
@@ -107,6 +109,15 @@ def _mpi() -> Finding:
         return Finding("fail", text, "install the MPI library again")
     duration = format_duration(time.monotonic() - start_s)
     return Finding("ok", f"{answer['library']}: {RANKS} ranks computed a sum in {duration}, start included")
+
+
+def _shaped_hosts() -> Finding:
+    network = (Network.parse("shaped:2x100mbit"),)
+    try:
+        with scratch.scratch("doctor") as folder, shaped_hosts(network, scratch.short_path(folder, folder)):
+            return Finding("ok", "hosts with shaped links can be made: --network shaped:2x1gbit")
+    except ConfigError as error:
+        return Finding("ok", f"not needed, and not here: {error.given}")
 
 
 def _numba() -> Finding:
@@ -243,6 +254,7 @@ PROBES = (
     ("installation", _installation),
     ("launcher", _launcher),
     ("MPI", _mpi),
+    ("shaped hosts", _shaped_hosts),
     ("numba", _numba),
     ("BLAS", _blas),
     ("shared memory", _shared_memory),

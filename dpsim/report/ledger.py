@@ -221,7 +221,7 @@ def shared(kept: Kept) -> dict[str, Any]:
 
     def of_job(job: Job) -> Mapping[str, Any]:
         named = {name: number(name.removesuffix("s"), getattr(job, name)) for name in ("parameters", "optimizer")}
-        network = job.network if job.network in ("", "node") or job.network.startswith("paced:") else ""
+        network = job.network if job.network in ("", "node") or job.network.startswith(("paced:", "shaped:")) else ""
         named["network"] = network or number("network", job.network)
         return msgspec.structs.asdict(job) | named
 

@@ -88,9 +88,8 @@ def shaped_hosts(networks: Sequence[Network], folder: Path) -> Iterator[ShapedHo
 
 
 def packet_bytes(networks: Sequence[Network]) -> int:
-    """Return the bytes that the kernel hands over as one packet: what the slowest link sends in a burst, or one MTU."""
-    slowest = min(min(network.rates_bytes_per_s()) for network in networks)
-    in_time = int(slowest * switch.BURST_S)
+    """Return the bytes that the kernel hands over as one packet: a burst of the slowest network, or one MTU."""
+    in_time = int(min(network.bandwidth_bytes_per_s for network in networks) * switch.BURST_S)
     return max(_LEAST_PACKET, min(switch.BURST_BYTES - switch.SPARE_BYTES, in_time))
 
 

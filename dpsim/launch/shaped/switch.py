@@ -1,7 +1,6 @@
 """Holds the network namespaces of some hosts and of the switch that joins them, and shapes their links when asked.
 
-``python -I -S switch.py FOLDER HOSTS PACKET_BYTES``. No namespace has a name: they are those of this process and what it
-starts.
+``python -I -S switch.py FOLDER HOSTS PACKET_BYTES``. No namespace has a name: they are this process's.
 When it ends, which it does with its standard input, and the ranks end, the kernel removes them with all that is in
 them. So nothing is left behind however a run ends, and runs at the same time cannot meet. Only the standard library
 is used, to start fast.
