@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from small_step import machine, plan, workload
 
 from dpsim import codec
+from dpsim.machine import Link, Machine
 from dpsim.model import past, predict
 from dpsim.model.residuals import (
     Residual,
@@ -96,10 +97,17 @@ def test_an_interval_is_as_many_times_as_wide_and_states_its_level_only_by_studi
 
 
 def test_groups_tell_networks_counts_emulation_and_scripts_apart() -> None:
-    flags = {"emulated_network": False, "emulated_compute": False, "script": False}
-    names = {group_name(2, **flags), group_name(8, **flags), group_name(1, **flags)}
-    names |= {group_name(2, **(flags | {name: True})) for name in flags}
-    assert len(names) == 5
+    link = Link(latency_s=1e-4, bandwidth_bytes_per_s=1e9)
+    node = Machine(name="made up", link=link)
+    paced, shaped = (
+        Machine(name="made up", link=link, network=token, emulated_network=True)
+        for token in ("paced:50us,1gbit", "shaped:2x1gbit+slow-host=50%")
+    )
+    flags = {"emulated_compute": False, "script": False}
+    names = {group_name(2, node, **flags), group_name(8, node, **flags), group_name(1, node, **flags)}
+    names |= {group_name(2, node, **(flags | {name: True})) for name in flags}
+    names |= {group_name(2, each, **flags) for each in (paced, shaped)}
+    assert len(names) == 6
 
 
 @pytest.fixture
