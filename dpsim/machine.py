@@ -98,7 +98,8 @@ class Machine(Noun, frozen=True, dict=True):
     known). ``slow_devices`` are the factors by which some devices compute more slowly than the others (a throttled or
     an older GPU), one entry for each; they are among those of every plan of several devices. ``wake_s`` is how late the
     slowest of ranks wakes that sleep instead of computing: it delays what they stop for, besides the tables.
-    ``fusion_costs`` are those by which a study decided buckets on this machine.
+    ``fusion_costs`` are those by which a study decided buckets on this machine. ``unshaped_bytes_per_s`` is what each
+    link of shaped hosts carried in each direction before it was shaped (0: not known, or no such network).
     """
 
     name: str
@@ -138,6 +139,7 @@ class Machine(Noun, frozen=True, dict=True):
     link_between_racks: Link | None = None
     wake_s: float = 0.0
     fusion_costs: tuple[FusionCosts, ...] = ()
+    unshaped_bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, tables, halves in (("allreduce", self.allreduce, False), ("halves", self.halves, True)):

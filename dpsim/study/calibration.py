@@ -224,6 +224,7 @@ def calibrated_machine(
     measured_in: Environment,
     at: str,
     loads: Sequence[CalibratedLoad] = (),
+    unshaped_bytes_per_s: float = 0.0,
 ) -> Machine:
     """Return the machine that the rows of a calibration describe, measured in an environment at an instant.
 
@@ -254,6 +255,7 @@ def calibrated_machine(
         cores=measured_in.cores,
         calibrated_on=f"{measured_in.processor}, {network}, {at}",
         source="dpsim calibrate",
+        unshaped_bytes_per_s=unshaped_bytes_per_s,
     )
 
 
@@ -316,6 +318,7 @@ def calibrate(config: CalibrateConfig, progress: Progress) -> Machine:
     measured = run(task, config, config.ranks, progress, [config.network])
     rows = Rows(codec.decode(plain, Series, "calibration") for plain in measured["rows"])
     selection = [codec.decode(plain, Selection, "calibration") for plain in measured["selection"]]
+    unshaped = measured["unshaped_bytes_per_s"]
     return calibrated_machine(
-        config.network, config.collectives(), rows, selection, environment(), stamp(), config.loads()
+        config.network, config.collectives(), rows, selection, environment(), stamp(), config.loads(), unshaped
     )

@@ -90,7 +90,8 @@ class Inputs(Noun, frozen=True):
     of ``calibrations``. A calibration with a ``workload`` is that of ranks which wait for its times. ``rows`` are those
     of profiles and calibrations alone; the first sample was taken after ``beforehand_until``. ``widths`` are
     those of intervals, by the residuals of the machine's past studies when this one began. ``model_version`` is that
-    of the model for which they were measured (0: from before versions were recorded).
+    of the model for which they were measured (0: from before versions were recorded). ``unshaped_bytes_per_s`` is what
+    the links of shaped hosts carried before they were shaped.
     """
 
     profiles: tuple[ProfileConfig, ...]
@@ -104,6 +105,7 @@ class Inputs(Noun, frozen=True):
     beforehand_until: str = ""
     schema: str = SCHEMA
     model_version: int = 0
+    unshaped_bytes_per_s: float = 0.0
 
     def with_medians(self) -> Inputs:
         """Return what the predictions of a finished study are made from: of the parts of steps only the medians."""
@@ -297,6 +299,7 @@ def _machine(inputs: Inputs, rows: Rows, number: int) -> Machine:
         inputs.selections[number],
         inputs.environment,
         inputs.measured_until,
+        unshaped_bytes_per_s=inputs.unshaped_bytes_per_s,
     )
     if config.runtime == "dpsim":
         return machine

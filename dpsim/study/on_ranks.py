@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from dpsim import codec
 from dpsim.comm.group import quiet_barrier
+from dpsim.comm.shaped import ceiling_bytes_per_s
 from dpsim.dates import stamp
 from dpsim.machine import Selection
 from dpsim.model.version import MODEL_VERSION
@@ -145,6 +146,7 @@ class Preparation:
             measured_until=stamp(),
             beforehand_until=self._beforehand_until,
             widths=self._widths,
+            unshaped_bytes_per_s=ceiling_bytes_per_s(),
         )
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
+from dpsim.network import Network
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Predictions, Results
 from dpsim.report.content import Facts
@@ -12,7 +13,7 @@ from dpsim.report.sweep.checked import hashed
 from dpsim.report.sweep.reliability import beforehand_sentence
 from dpsim.report.sweep.tables import group_title
 from dpsim.report.words import EMULATED_COMPUTE, field_name, interval_sentence, percent
-from dpsim.units import format_size
+from dpsim.units import format_bandwidth, format_size
 from dpsim.workload import Workload
 
 _BEFOREHAND = (
@@ -74,6 +75,7 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
         ("calibrated on", "; ".join(calibrated) or "not stated"),
         ("workload", "; ".join(_each(each.source or each.name for each in workloads)) + EMULATED_COMPUTE * emulated),
         ("emulated computation", _emulation(comparison, results)),
+        ("links before they were shaped", _unshaped(predictions)),
         ("gradients", "; ".join(_each(_gradients(each) for each in workloads))),
     )
     return tuple((name, value) for name, value in facts if value)
@@ -101,6 +103,16 @@ def _blind(comparison: Comparison) -> str:
 def _model(results: Results) -> str:
     """Return which version of the model predicted."""
     return f"version {results.model_version}" if results.model_version else "from before versions were recorded"
+
+
+def _unshaped(predictions: Predictions) -> str:
+    """What the links of shaped hosts carried before they were shaped, and how many times the fastest rate that is."""
+    of_networks = {machine.network: machine.unshaped_bytes_per_s for machine in predictions.machines}
+    carried = max(of_networks.values(), default=0.0)
+    if not carried:
+        return ""
+    fastest = max(max(Network.parse(token).rates_bytes_per_s()) for token, each in of_networks.items() if each)
+    return f"each carried {format_bandwidth(carried)} in each direction, {carried / fastest:.2g} times the fastest rate"
 
 
 def _emulation(comparison: Comparison, results: Results) -> str:

@@ -23,7 +23,7 @@ from dpsim.comm.progress import BucketAllreduce
 from dpsim.comm.progress import Progress as AllreduceProgress
 from dpsim.comm.progress import progress as overlap_mechanism
 from dpsim.comm.selection import select
-from dpsim.comm.shaped import enter
+from dpsim.comm.shaped import ceiling_bytes_per_s, enter
 from dpsim.comm.transport import Transport, wait
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
@@ -417,7 +417,11 @@ def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pr
     for each in visited:
         each.close()
     return (
-        {"rows": codec.to_builtins(rows.series()), "selection": codec.to_builtins(selection)}
+        {
+            "rows": codec.to_builtins(rows.series()),
+            "selection": codec.to_builtins(selection),
+            "unshaped_bytes_per_s": ceiling_bytes_per_s(),
+        }
         if comm.rank == 0
         else None
     )
