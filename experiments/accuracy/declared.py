@@ -45,31 +45,32 @@ def experiments(*, quick: bool = False) -> tuple[Experiment, ...]:
 def _on_shaped_hosts(number: int, budget_s: float) -> tuple[Experiment, ...]:
     """Return sweeps on hosts whose links the kernel shapes: 2 hosts, and 4 and 8 with emulated computation.
 
-    What is predicted without having been calibrated on: another rate of 2 hosts, conditions of 4, and 8 hosts.
+    What is predicted without having been calibrated on: another rate of 2 hosts, a condition of 4, and 8 hosts.
     """
 
-    def sweep(hosts: int, rate: str, changes: Sequence[str], devices: Sequence[int], **more: Any) -> Experiment:
-        network = f"shaped:{hosts}x{rate}"
+    def sweep(name: str, networks: Sequence[str], devices: Sequence[int], **more: Any) -> Experiment:
         base = {"model": _SHAPED_MODELS[number], "global_batch": 256, "algorithm": "ring", "optimizer": _SGD}
         return Experiment(
-            name=f"shaped-{hosts}-{number:02d}",
+            name=f"shaped-{name}-{number:02d}",
             question="fusion-threshold",
-            base=base | {"overlap": "off"} | more.pop("base", {}),
+            base=base | more.pop("base", {"compute": "emulated", "overlap": "off"}),
             axes={
-                "network": (network, *(f"{network}+{change}" for change in changes)),
+                "network": tuple(networks),
                 "devices": tuple(devices),
-                "fusion_threshold_bytes": _THRESHOLDS[1:] if hosts > 2 else _THRESHOLDS,
+                "fusion_threshold_bytes": _THRESHOLDS[1:],
             },
             seed=number,
             budget_s=budget_s,
             **more,
         )
 
-    emulated = {"compute": "emulated"}
+    two, four, eight = "shaped:2x1gbit", "shaped:4x200mbit", "shaped:8x100mbit"
+    condition = _CONDITIONS[number % len(_CONDITIONS)]
     return (
-        sweep(2, "1gbit", ("rate=200mbit",), (1, 2), base={"overlap": "auto"}),
-        sweep(4, "200mbit", _CONDITIONS, (1, 4), base=emulated),
-        sweep(8, "100mbit", (), (1, 2, 4, 8), base=emulated, calibrated_devices=(2, 4)),
+        sweep("2", (two, f"{two}+rate=200mbit"), (1, 2), base={"overlap": "auto"}),
+        sweep("4", (four,), (1, 2, 4)),
+        sweep(condition.partition("=")[0], (four, f"{four}+{condition}"), (4,)),
+        sweep("8", (eight,), (1, 2, 4, 8), calibrated_devices=(2, 4)),
     )
 
 
