@@ -157,7 +157,7 @@ def _script(of: ScriptFlags, arguments: tuple[str, ...]) -> Explanation:
         devices=of.devices, steps=of.steps, network=of.network, script_may_write=of.script_may_write
     )
     script = ScriptToExplain(script=of.torch_script or "", arguments=arguments, **options)
-    script = replace(script, by=OWN if Network.parse(script.network).emulated else job_python())
+    script = replace(script, by=OWN if Network.parse(script.network).paced else job_python())
     script.by.tell(Path(script.script).name)
     with show.measuring(of.wait_until_quiet) as progress:
         return explain_script(script, progress)

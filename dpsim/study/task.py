@@ -123,6 +123,11 @@ class ScriptTask(Noun, frozen=True):
         return [] if self.inputs is None else self.inputs.calibrations[self.place].collectives(self.place)
 
     @property
+    def network(self) -> str:
+        """The network of this place."""
+        return self.settings[0].network if self.inputs is None else self.inputs.calibrations[self.place].network
+
+    @property
     def calibrates_shards(self) -> bool:
         """Whether the collectives of FSDP are calibrated at this place."""
         return self.inputs is not None and self.inputs.calibrations[self.place].runtime == FSDP
@@ -199,7 +204,13 @@ class ScriptTask(Noun, frozen=True):
     @property
     def ranks(self) -> int:
         """How many processes take part, the one that gives the turns included."""
-        return 1 + sum(ranks for ranks, _ in self.members)
+        return sum(self.on_hosts)
+
+    @property
+    def on_hosts(self) -> list[int]:
+        """How many of them are first ranks, second ones and so on: those share a host, where ranks have hosts."""
+        of_parts = [ranks for ranks, _ in self.members]
+        return [(rank == 0) + sum(rank < ranks for ranks in of_parts) for rank in range(max(of_parts))]
 
 
 class ObserveTask(Noun, frozen=True):

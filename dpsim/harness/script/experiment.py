@@ -59,7 +59,7 @@ def script_experiment(
     to seven that give different buckets, or with ``local_batches`` takes the script's own. ``local_batches`` replace
     the batch size of the script's data loaders; none: its own. ``accumulates`` are numbers of micro-batches that a step
     is made to have (``dpsim.torch.script.probe.accumulated``); none: the script's own. ``communication`` says how DDP
-    reduces: by ``gloo``, only on the network ``node``; by ``mpi``, dpsim's own transports, on all ``networks``; or by
+    reduces: by ``gloo``, on ``node`` and shaped networks; by ``mpi``, dpsim's transports, on all ``networks``; or by
     ``nccl``, with one GPU for each rank, only on ``node``. With ``hook``, ``dpsim.torch.allreduce_hook()`` is measured
     in turns with gloo, and not predicted. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded
     by FSDP instead, by gloo, and DDP is measured in turns with it, and not predicted.
@@ -112,7 +112,7 @@ def script_experiment(
     if not cases:
         raise ConfigError(
             f"{' and '.join(communication)} on {', '.join(networks)}, to which dpsim cannot hold its messages",
-            allowed="gloo and nccl on node, mpi on any network",
+            allowed="nccl on node, gloo on node and shaped networks, mpi on any network",
             remedy="add mpi to --algorithm, or node to --network",
         )
     _check_runtimes(runtimes, communication, networks)
@@ -137,11 +137,12 @@ def _own_first(value: float | None) -> float:
 
 def _case(communication: str, network: str) -> dict[str, Any]:
     """The fields of a way to communicate on a network; none where there is no such way."""
-    emulated = Network.parse(network).emulated
-    if communication == _HOOK or (communication != "mpi" and emulated):
+    link = Network.parse(network)
+    impossible = {_HOOK: True, "nccl": link.emulated, "gloo": link.paced}
+    if impossible.get(communication):
         return {}
     algorithm, overlap = (communication, "thread") if communication != "mpi" else ("mpi", "inline")
-    if emulated:
+    if link.paced:
         algorithm, overlap = "ring", "thread"
     return {"network": network, "runtime": f"torch-ddp-{communication}", "algorithm": algorithm, "overlap": overlap}
 
@@ -154,11 +155,11 @@ def _check_runtimes(runtimes: Sequence[str], communication: Sequence[str], netwo
             allowed="torch-ddp, or torch-ddp,dpsim",
             remedy="dpsim sweep measures dpsim's own runtime alone",
         )
-    emulated = any(Network.parse(network).emulated for network in networks)
-    if OWN_RUNTIME in runtimes and not ("mpi" in communication and emulated):
+    paced = any(Network.parse(network).paced for network in networks)
+    if OWN_RUNTIME in runtimes and not ("mpi" in communication and paced):
         raise ConfigError(
             f"--set runtime=dpsim with {' and '.join(communication)} on {', '.join(networks)}",
-            allowed="mpi on an emulated link: dpsim's ranks wait for the profiled times, so that on the node the "
+            allowed="mpi on a paced link: dpsim's ranks wait for the profiled times, so that on the node the "
             "cores would be free on which DDP computes, and gloo is not one of dpsim's transports",
             remedy="add a link such as --network paced:200us,1gbit",
         )
@@ -275,7 +276,7 @@ def _without_mpi(experiment: Experiment) -> Experiment:
 
 
 def _sharded(experiment: Experiment, replicas: int) -> Experiment:
-    """The experiment where FSDP trains so many replicas: by gloo on the node alone. Raises ``ConfigError``."""
+    """The experiment where FSDP trains so many replicas: by gloo. Raises ``ConfigError``."""
     given, allowed = "", ""
     if experiment.values(_CAP):
         given, allowed = "--fusion-threshold", "no cap: the modules that fully_shard is given are the buckets"
@@ -283,13 +284,15 @@ def _sharded(experiment: Experiment, replicas: int) -> Experiment:
         flag = "--algorithm hook" if HOOK in experiment.other_runtimes else "--set runtime=dpsim"
         given, allowed = flag, "PyTorch alone: --set runtime=torch-ddp --algorithm gloo"
     elif not {"torch-ddp-gloo", FSDP} & {*experiment.values("runtime")}:
-        given, allowed = "communication other than gloo on node", "--algorithm gloo and --network node"
+        given, allowed = "communication other than gloo", "--algorithm gloo on node or a shaped network"
     if given:
         raise ConfigError(
             f"{given} where FSDP trains", allowed=allowed, remedy="leave it out, or measure a script with DDP"
         )
-    case = {"network": NODE, "runtime": FSDP, "algorithm": LIBRARIES[FSDP], "strategy": fully_sharded(replicas)}
-    return replace(experiment, cases=(case | {"overlap": DDP_OVERLAPS[FSDP][0]},))
+    case = {"runtime": FSDP, "algorithm": LIBRARIES[FSDP], "overlap": DDP_OVERLAPS[FSDP][0]}
+    case["strategy"] = fully_sharded(replicas)
+    by_gloo = [each for each in experiment.cases if each["runtime"] in ("torch-ddp-gloo", FSDP)]
+    return replace(experiment, cases=tuple(case | {"network": each["network"]} for each in by_gloo))
 
 
 def _check_batches(batches: Sequence[int], workload: Workload) -> None:

@@ -25,8 +25,9 @@ def calibrate_gloo(
     progress: Progress,
     strategies: Sequence[str] = (DataParallel.name,),
     budget_s: float = 45.0,
+    network: str = NODE,
 ) -> Machine:
-    """Return this machine with the times of gloo's collectives between these numbers of ranks.
+    """Return this machine with the times of gloo's collectives between these numbers of ranks on a network.
 
     They are those that DDP starts, or with the strategy zero3 those of FSDP. Raises ``ConfigError``.
     """
@@ -38,7 +39,7 @@ def calibrate_gloo(
                 devices=(count,),
                 caps_bytes=(None,) if strategy == DataParallel.name else (),
                 communication=("gloo",),
-                networks=(NODE,),
+                networks=(network,),
                 strategy=strategy,
                 budget_s=budget_s,
             )

@@ -226,10 +226,11 @@ class ScriptStudy(Study):
             experiment = msgspec.structs.replace(experiment, script=script)
             task = msgspec.structs.replace(task, experiment=experiment, meeting=str(meeting))
             if not task.by_mpi:
-                with JobRanks.started(task.parts, meeting, self.by, protection) as job:
+                with JobRanks.started(task.parts, meeting, self.by, protection, task.network) as job:
                     return take_turns(task, job, progress)
             task_name = "dpsim.study.runners.mpi_ranks:script_on_ranks"
-            done = on_ranks_shown_once(task_name, task, devices=task.ranks, progress=progress, protection=protection)
+            where = {"devices": task.ranks, "networks": [task.network], "on_hosts": task.on_hosts}
+            done = on_ranks_shown_once(task_name, task, progress=progress, protection=protection, **where)
             return codec.decode(done, Inputs if task.before is None else Samples, "samples")
 
 
