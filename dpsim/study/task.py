@@ -151,7 +151,12 @@ class ScriptTask(Noun, frozen=True):
             devices=max(map(int, experiment.values("devices"))),
             local_batch=local_batch if self.sets_local_batch else None,
             fully_shard=self.calibrates_shards,
+            replicas=1 if self.inputs is None else self._replicas(self.inputs.calibrations[self.place].strategy),
         )
+
+    @staticmethod
+    def _replicas(strategy: str) -> int:
+        return parse_strategy(strategy).replicas
 
     @property
     def parts(self) -> list[Part]:
@@ -168,6 +173,7 @@ class ScriptTask(Noun, frozen=True):
                 local_batch=int(subject.plan.local_batch) if self.sets_local_batch else None,
                 accumulate=subject.plan.accumulate if self.sets_accumulation else None,
                 fully_shard=subject.runtime == FSDP,
+                replicas=self._replicas(subject.plan.strategy),
                 on_gpus=subject.runtime == "torch-ddp-nccl",
                 hook=_HOOK if subject.runtime == HOOK else "",
                 bucket_cap_bytes=subject.plan.fusion_threshold_bytes,
@@ -175,11 +181,11 @@ class ScriptTask(Noun, frozen=True):
             )
         if isinstance(subject, ProfiledBatch):
             asked = self.request(subject.local_batch)
-            given = {name: getattr(asked, name) for name in ("devices", "local_batch", "fully_shard")}
+            given = {name: getattr(asked, name) for name in ("devices", "local_batch", "fully_shard", "replicas")}
             given["accumulate"] = subject.accumulate if subject.accumulate > 1 else None
             return Part(kind="profile", number=number, ranks=ranks, **given, **of_script)
         counts = tuple(devices for devices, _ in subject.layouts())
-        replicas = parse_strategy(subject.strategy).replicas
+        replicas = self._replicas(subject.strategy)
         given = {"fully_shard": self.calibrates_shards, "counts": counts, "replicas": replicas}
         return Part(kind="collectives", number=number, ranks=ranks, **given)
 

@@ -22,7 +22,7 @@ from dpsim.model.thresholds import LEAST_CAP_BYTES
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.setting import settings_of
-from dpsim.strategy import FULLY_SHARD, ZERO_REDUNDANCY, DataParallel, fully_sharded
+from dpsim.strategy import FULLY_SHARD, ZERO_REDUNDANCY, DataParallel, fully_sharded, parse_strategy
 from dpsim.workload import Workload
 
 _HOOK = "hook"
@@ -47,7 +47,7 @@ def script_experiment(
     caps_bytes: Sequence[float | None] = (),
     local_batches: Sequence[int] = (),
     accumulates: Sequence[int] = (),
-    communication: Sequence[str] = ON_PROCESSORS,
+    communication: Sequence[str] = (),
     networks: Sequence[str] = (NODE,),
     runtimes: Sequence[str] = (_DDP,),
     strategy: str = DataParallel.name,
@@ -60,13 +60,16 @@ def script_experiment(
     the batch size of the script's data loaders; none: its own. ``accumulates`` are numbers of micro-batches that a step
     is made to have (``dpsim.torch.script.probe.accumulated``); none: the script's own. ``communication`` says how DDP
     reduces: by ``gloo``, on ``node`` and shaped networks; by ``mpi``, dpsim's transports, on all ``networks``; or by
-    ``nccl``, with one GPU for each rank, only on ``node``. With ``hook``, ``dpsim.torch.allreduce_hook()`` is measured
-    in turns with gloo, and not predicted. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded
+    ``nccl``, with one GPU for each rank, only on ``node``; none: gloo, and mpi
+    unless all are shaped. With ``hook``, ``dpsim.torch.allreduce_hook()`` is measured in turns with gloo, and not
+    predicted. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded
     by FSDP instead, by gloo, and DDP is measured in turns with it, and not predicted.
     ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. ``others`` are
     fields of the experiment. Raises ``ConfigError``.
     """
     check_program(script)
+    on_hosts_alone = all(Network.parse(network).shaped for network in networks)
+    communication = communication or (("gloo",) if on_hosts_alone else ON_PROCESSORS)
     for what, names, known in (("communication", communication, COMMUNICATIONS), ("runtime", runtimes, _RUNTIMES)):
         for name in names:
             if name not in known:
@@ -106,8 +109,11 @@ def script_experiment(
             allowed="hook with gloo on node, with which it takes turns",
             remedy="give --algorithm gloo,hook, and leave --network out",
         )
-    if strategy not in (DataParallel.name, FULLY_SHARD.name):
-        raise unknown("strategy of a PyTorch script", strategy, (DataParallel.name, FULLY_SHARD.name))
+    name, _, settings = strategy.partition(":")
+    if name not in (DataParallel.name, FULLY_SHARD.name) or (settings and not settings.startswith("replicas=")):
+        raise unknown(
+            "strategy of a PyTorch script", strategy, (DataParallel.name, FULLY_SHARD.name, "zero3:replicas=2")
+        )
     cases = [case for name in communication for network in networks if (case := _case(name, network))]
     if not cases:
         raise ConfigError(
@@ -128,7 +134,7 @@ def script_experiment(
     )
     if strategy == DataParallel.name:
         return experiment
-    return replace(_sharded(experiment, 1), other_runtimes=(BESIDE_FSDP,))
+    return replace(_sharded(experiment, parse_strategy(strategy).replicas), other_runtimes=(BESIDE_FSDP,))
 
 
 def _own_first(value: float | None) -> float:
@@ -170,6 +176,12 @@ def shards(experiment: Experiment) -> bool:
     return FSDP in experiment.values("runtime")
 
 
+def replicas_of(experiment: Experiment) -> int:
+    """Return how many copies FSDP has of the model, whatever the script wraps it in; 1 where it does not train."""
+    strategies = experiment.values("strategy") if shards(experiment) else ()
+    return max((parse_strategy(str(each)).replicas for each in strategies), default=1)
+
+
 def on_gpus(experiment: Experiment) -> bool:
     """Return whether each rank has a GPU."""
     return "torch-ddp-nccl" in experiment.values("runtime")
@@ -201,6 +213,12 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     """
     ddp = _predictable(workload)
     if ddp.units:
+        if (asked := replicas_of(experiment)) not in (1, ddp.replicas):
+            raise ConfigError(
+                f"--strategy zero3:replicas={asked} with a script that shards its model itself, in {ddp.replicas}",
+                allowed="replicas of what a script wraps in DistributedDataParallel",
+                remedy="leave --strategy out",
+            )
         experiment = _sharded(experiment, ddp.replicas)
     elif any(tensor.dtype == "bfloat16" for tensor in workload.tensors):
         experiment = _without_mpi(experiment)

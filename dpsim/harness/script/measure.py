@@ -17,7 +17,15 @@ from dpsim.constraints import HOOK
 from dpsim.dates import stamp
 from dpsim.errors import ConfigError
 from dpsim.folder_lock import locked
-from dpsim.harness.script.experiment import MOST_CAPS, check_python, completed, most_devices, on_gpus, shards
+from dpsim.harness.script.experiment import (
+    MOST_CAPS,
+    check_python,
+    completed,
+    most_devices,
+    on_gpus,
+    replicas_of,
+    shards,
+)
 from dpsim.harness.script.gpus import check_gpus, predicted_by_nccl
 from dpsim.harness.script.own_runtime import BESIDE_FSDP, other_settings
 from dpsim.harness.script.places import inputs_for, settings_by_place
@@ -82,6 +90,7 @@ class ScriptStudy(Study):
             must_end=True,
             script_may_write=self.script_may_write,
             fully_shard=shards(self.experiment),
+            replicas=replicas_of(self.experiment),
             accumulates=bool(self.experiment.values("accumulate")),
         )
 
