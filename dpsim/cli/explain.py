@@ -49,7 +49,7 @@ class ScriptFlags(flags.Flags, of="torch_script network"):
         " With --measured, of whole trainings: the steps of each."
     )
     network: str | None = flags.flag(
-        "With a script: node, where DDP communicates by gloo, or an emulated link: paced:200us,1gbit (node)."
+        "With a script: node or shaped:2x1gbit, where DDP communicates by gloo, or paced:200us,1gbit (node)."
     )
     json_line: Path | None = flags.flag(
         "Of a job: the file for the answer as a line of JSON, beside the text on stderr."
