@@ -180,20 +180,21 @@ def _of_gloo(of: CollectiveFlags) -> Machine:
     from dpsim import codec
     from dpsim.harness.script.gloo import calibrate_gloo
     from dpsim.launch.job_python import job_python
-    from dpsim.machine import NODE
+    from dpsim.machine import NODE, Network
 
     fields = of.values()
     network, strategies = fields.pop("network", NODE), fields.pop("strategy", None)
     devices = fields.pop("devices", (2,))
     del fields["algorithm"]
     _refuse(fields, f"with --algorithm {_GLOO} it is dpsim's own script that trains")
-    if network != NODE or not all(isinstance(count, int) and count > 1 for count in devices):
+    if Network.parse(network).paced or not all(isinstance(count, int) and count > 1 for count in devices):
         raise ConfigError(
             f"--algorithm {_GLOO} on {', '.join(map(str, devices))} devices of {network}",
-            allowed="2 ranks or more on this machine, on its network node",
+            allowed="2 ranks or more on this machine, on its network node or on a shaped one",
             remedy="write it like dpsim calibrate --algorithm gloo --devices 2",
         )
     more = readers.provided(strategies=strategies and ("data-parallel", strategies), budget_s=readers.budget(of.budget))
+    more["network"] = network
     by = job_python()
     by.tell("gloo")
     with show.measuring(of.wait_until_quiet) as progress:

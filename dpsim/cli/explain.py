@@ -49,7 +49,7 @@ class ScriptFlags(flags.Flags, of="torch_script network"):
         " With --measured, of whole trainings: the steps of each."
     )
     network: str | None = flags.flag(
-        "With a script: node, where DDP communicates by gloo, or an emulated link: paced:200us,1gbit (node)."
+        "With a script: node or shaped:2x1gbit, where DDP communicates by gloo, or paced:200us,1gbit (node)."
     )
     json_line: Path | None = flags.flag(
         "Of a job: the file for the answer as a line of JSON, beside the text on stderr."
@@ -157,7 +157,7 @@ def _script(of: ScriptFlags, arguments: tuple[str, ...]) -> Explanation:
         devices=of.devices, steps=of.steps, network=of.network, script_may_write=of.script_may_write
     )
     script = ScriptToExplain(script=of.torch_script or "", arguments=arguments, **options)
-    script = replace(script, by=OWN if Network.parse(script.network).emulated else job_python())
+    script = replace(script, by=OWN if Network.parse(script.network).paced else job_python())
     script.by.tell(Path(script.script).name)
     with show.measuring(of.wait_until_quiet) as progress:
         return explain_script(script, progress)

@@ -30,8 +30,9 @@ class ScriptFlags(flags.Flags, of="torch_script python accumulate...", group="Yo
         "Your own PyTorch script, or module as python -m takes it, which trains with DistributedDataParallel or "
         "fully_shard. --fusion-threshold are sizes for DDP's bucket_cap_mb (up to seven that matter), or default (the "
         "script's own), --local-batch batch sizes for its data loaders, "
-        "--devices ranks on this machine (2); --algorithm is how DDP reduces: gloo (on node alone), mpi (a hook, over "
-        "dpsim's transports), or both (default; by another Python than dpsim's gloo alone); gloo,hook: also what "
+        "--devices ranks on this machine (2); --algorithm is how DDP reduces: gloo (on node, or a shaped network), mpi "
+        "(a hook, over dpsim's transports), or both (default; gloo alone on shaped networks, or by another Python than "
+        "dpsim's); gloo,hook: also what "
         "dpsim.torch.allreduce_hook() gains over gloo; or nccl (a GPU a rank)."
     )
     python: flags.Python = None
@@ -42,7 +43,7 @@ class ScriptFlags(flags.Flags, of="torch_script python accumulate...", group="Yo
     machine: Path | None = flags.flag("With nccl: a machine with its times, from dpsim calibrate --format nccl-tests.")
     strategy: str | None = flags.flag(
         "data-parallel (what the script does), or zero3: the model that it wraps in DDP is sharded by FSDP instead, "
-        "and DDP is measured beside it."
+        "with zero3:replicas=2 in two copies (HSDP), and DDP is measured beside it."
     )
     predict_only: bool = flags.flag("Print and write the predictions, and measure later.", default=False)
     script_may_write: flags.ScriptMayWrite = None

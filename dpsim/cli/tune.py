@@ -179,11 +179,11 @@ class _Job:
             arguments=arguments,
             devices=[parse_devices(count)[0] for count in counts],
             networks=(network,),
-            communication=("mpi" if Network.parse(network).emulated else "gloo",),
+            communication=("mpi" if Network.parse(network).paced else "gloo",),
         )
         folder = of_run.output or Path("reports") / f"tune-{script if is_module(script) else Path(script).stem}"
         flags.writable(folder, folders=("sweep",), inputs=(Path(script),))
-        by = OWN if Network.parse(network).emulated else job_python()
+        by = OWN if Network.parse(network).paced else job_python()
         study = ScriptStudy(experiment=declared, script_may_write=bool(of_run.script_may_write), by=by)
         batches = readers.listed("--local-batch", given.local_batch, readers.whole_numbers("--local-batch")) or ()
         by.tell(study.request.name)

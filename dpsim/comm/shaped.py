@@ -14,10 +14,7 @@ from dpsim.comm.mpi import MpiTransport
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.launch.shaped import links
 from dpsim.machine import Network
-from dpsim.units import format_bandwidth
 
-LEAST_CEILING = 3.0
-"""A rate is emulated only where the hosts' links carry so many times as much when they are not shaped."""
 _CEILING_BYTES, _CEILING_WARM_UPS, _CEILING_SAMPLES = 2**20, 5, 15
 _now: list[str] = []
 _ceiling: list[float] = []
@@ -48,15 +45,8 @@ def ceiling_bytes_per_s() -> float:
 
 def _changed(network: Network) -> DpsimError | None:
     """Have the hosts joined by another network; the error where that cannot be. On rank 0."""
-    fastest, ceiling = max(network.rates_bytes_per_s()), ceiling_bytes_per_s()
-    if fastest * LEAST_CEILING > ceiling:
-        return ConfigError(
-            f"the network {network.token}: unshaped, a link of these hosts carries {format_bandwidth(ceiling)}, "
-            f"{ceiling / fastest:.2g} times the rate, so that the cores would be timed and not the links",
-            allowed=f"rates up to a third of that, {format_bandwidth(ceiling / LEAST_CEILING)}",
-            remedy=f"lower the rate or the {network.hosts} hosts; two hosts carry most",
-        )
     try:
+        links.check_ceiling(network, ceiling_bytes_per_s())
         links.shape(network)
     except ConfigError as error:
         return error

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ def on_ranks(
     protection: Protection | None = None,
     show: Callable[[str], None] = mpiexec.to_stderr,
     networks: Iterable[str] = (),
+    on_hosts: Sequence[int] = (),
 ) -> Any:
     """Return rank 0's result of ``task`` ("module:function") on ``devices`` MPI ranks.
 
@@ -62,7 +63,8 @@ def on_ranks(
     ``JobFailed.lost`` counts all ranks that were killed, not just the first. With ``outlives`` (on Linux) the job goes
     on when ranks are killed that are ``rank_process.independent``, and any rank may return the result. Under
     ``protection`` the ranks change no file of the user's; all see what one of them writes. Where ``networks`` are
-    shaped ones, each rank is on a host of theirs; a rank asks for the links of one by ``dpsim.comm.shaped``.
+    shaped ones, each rank is on a host of theirs, or so many ranks on each of the first as ``on_hosts`` says; a rank
+    asks for the links of one by ``dpsim.comm.shaped``.
 
     Inside an MPI job the job's own ranks are used, and all of these but ``pin`` have no effect. There the
     call returns on rank 0 only; the other ranks serve until rank 0 ends, and then raise ``SystemExit(0)``.
@@ -95,7 +97,7 @@ def on_ranks(
         environment = _environment(env) | scratch.environment(folder)
         if shaped:
             between = stack.enter_context(shaped_hosts(shaped, near))
-            command = between.mpiexec(command, devices)
+            command = between.mpiexec(command, on_hosts or [1] * devices)
             environment |= between.environment
         listener = control_channel.Listener(
             devices, request, state, progress, all_interfaces=remote, between=near if shaped else None
@@ -106,6 +108,8 @@ def on_ranks(
             environment = _local_environment(environment, folder)
         if protection is not None:
             command = protected(command, protection, folder)
+        if shaped:
+            command = [*between.enter, *command]
         code = mpiexec.run(command, folder, listener, state, environment, timeout_s, stdout=stdout, show=show)
     if code == 0 and state.result:
         return state.result[0]

@@ -15,7 +15,6 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import DpsimError
 from dpsim.launch.jobs import on_ranks
-from dpsim.launch.protection import Protection
 from dpsim.progress import Progress
 
 _MOST_LINES = 2000
@@ -57,13 +56,11 @@ def shown_once() -> Iterator[ScriptOutput]:
         raise
 
 
-def on_ranks_shown_once(
-    task: str, request: Noun, *, devices: int, progress: Progress | None, protection: Protection | None
-) -> Any:
-    """Return what ``dpsim.launch.jobs.on_ranks`` does of a task whose ranks run the script."""
+def on_ranks_shown_once(task: str, request: Noun, *, progress: Progress | None, **options: Any) -> Any:
+    """Return what ``dpsim.launch.jobs.on_ranks`` does, with its ``options``, of a task whose ranks run the script."""
     argument = dict(codec.to_builtins(request))
     with shown_once() as output:
-        return on_ranks(task, argument, devices=devices, progress=progress, protection=protection, show=output.add)
+        return on_ranks(task, argument, progress=progress, show=output.add, **options)
 
 
 @contextlib.contextmanager

@@ -123,6 +123,11 @@ class ScriptTask(Noun, frozen=True):
         return [] if self.inputs is None else self.inputs.calibrations[self.place].collectives(self.place)
 
     @property
+    def network(self) -> str:
+        """The network of this place."""
+        return self.settings[0].network if self.inputs is None else self.inputs.calibrations[self.place].network
+
+    @property
     def calibrates_shards(self) -> bool:
         """Whether the collectives of FSDP are calibrated at this place."""
         return self.inputs is not None and self.inputs.calibrations[self.place].runtime == FSDP
@@ -146,7 +151,12 @@ class ScriptTask(Noun, frozen=True):
             devices=max(map(int, experiment.values("devices"))),
             local_batch=local_batch if self.sets_local_batch else None,
             fully_shard=self.calibrates_shards,
+            replicas=1 if self.inputs is None else self._replicas(self.inputs.calibrations[self.place].strategy),
         )
+
+    @staticmethod
+    def _replicas(strategy: str) -> int:
+        return parse_strategy(strategy).replicas
 
     @property
     def parts(self) -> list[Part]:
@@ -163,6 +173,7 @@ class ScriptTask(Noun, frozen=True):
                 local_batch=int(subject.plan.local_batch) if self.sets_local_batch else None,
                 accumulate=subject.plan.accumulate if self.sets_accumulation else None,
                 fully_shard=subject.runtime == FSDP,
+                replicas=self._replicas(subject.plan.strategy),
                 on_gpus=subject.runtime == "torch-ddp-nccl",
                 hook=_HOOK if subject.runtime == HOOK else "",
                 bucket_cap_bytes=subject.plan.fusion_threshold_bytes,
@@ -170,11 +181,11 @@ class ScriptTask(Noun, frozen=True):
             )
         if isinstance(subject, ProfiledBatch):
             asked = self.request(subject.local_batch)
-            given = {name: getattr(asked, name) for name in ("devices", "local_batch", "fully_shard")}
+            given = {name: getattr(asked, name) for name in ("devices", "local_batch", "fully_shard", "replicas")}
             given["accumulate"] = subject.accumulate if subject.accumulate > 1 else None
             return Part(kind="profile", number=number, ranks=ranks, **given, **of_script)
         counts = tuple(devices for devices, _ in subject.layouts())
-        replicas = parse_strategy(subject.strategy).replicas
+        replicas = self._replicas(subject.strategy)
         given = {"fully_shard": self.calibrates_shards, "counts": counts, "replicas": replicas}
         return Part(kind="collectives", number=number, ranks=ranks, **given)
 
@@ -199,7 +210,13 @@ class ScriptTask(Noun, frozen=True):
     @property
     def ranks(self) -> int:
         """How many processes take part, the one that gives the turns included."""
-        return 1 + sum(ranks for ranks, _ in self.members)
+        return sum(self.on_hosts)
+
+    @property
+    def on_hosts(self) -> list[int]:
+        """How many of them are first ranks, second ones and so on: those share a host, where ranks have hosts."""
+        of_parts = [ranks for ranks, _ in self.members]
+        return [(rank == 0) + sum(rank < ranks for ranks in of_parts) for rank in range(max(of_parts))]
 
 
 class ObserveTask(Noun, frozen=True):

@@ -75,7 +75,7 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
     """
     if of.by is OWN:
         check_own_torch()
-    if Network.parse(of.network).emulated:
+    if Network.parse(of.network).paced:
         check_launcher()
     if not is_module(of.script):
         check_program(of.script)
@@ -131,8 +131,8 @@ def observe(
         )
         task = ObserveTask(part=part, meeting=str(meeting), network=of.network)
         protection = None if of.script_may_write else script_protection(of.script, of.arguments, str(meeting))
-        if not Network.parse(of.network).emulated:
-            with JobRanks.started([part], meeting, of.by, protection) as job:
+        if not Network.parse(of.network).paced:
+            with JobRanks.started([part], meeting, of.by, protection, of.network) as job:
                 return observed.observe(task, job, progress)
         task_name = "dpsim.study.runners.mpi_ranks:observe_on_ranks"
         plain = on_ranks_shown_once(task_name, task, devices=task.ranks, progress=progress, protection=protection)

@@ -22,7 +22,7 @@ from dpsim.model.thresholds import LEAST_CAP_BYTES
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.setting import settings_of
-from dpsim.strategy import FULLY_SHARD, ZERO_REDUNDANCY, DataParallel, fully_sharded
+from dpsim.strategy import FULLY_SHARD, ZERO_REDUNDANCY, DataParallel, fully_sharded, parse_strategy
 from dpsim.workload import Workload
 
 _HOOK = "hook"
@@ -47,7 +47,7 @@ def script_experiment(
     caps_bytes: Sequence[float | None] = (),
     local_batches: Sequence[int] = (),
     accumulates: Sequence[int] = (),
-    communication: Sequence[str] = ON_PROCESSORS,
+    communication: Sequence[str] = (),
     networks: Sequence[str] = (NODE,),
     runtimes: Sequence[str] = (_DDP,),
     strategy: str = DataParallel.name,
@@ -59,14 +59,17 @@ def script_experiment(
     to seven that give different buckets, or with ``local_batches`` takes the script's own. ``local_batches`` replace
     the batch size of the script's data loaders; none: its own. ``accumulates`` are numbers of micro-batches that a step
     is made to have (``dpsim.torch.script.probe.accumulated``); none: the script's own. ``communication`` says how DDP
-    reduces: by ``gloo``, only on the network ``node``; by ``mpi``, dpsim's own transports, on all ``networks``; or by
-    ``nccl``, with one GPU for each rank, only on ``node``. With ``hook``, ``dpsim.torch.allreduce_hook()`` is measured
-    in turns with gloo, and not predicted. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded
+    reduces: by ``gloo``, on ``node`` and shaped networks; by ``mpi``, dpsim's transports, on all ``networks``; or by
+    ``nccl``, with one GPU for each rank, only on ``node``; none: gloo, and mpi
+    unless all are shaped. With ``hook``, ``dpsim.torch.allreduce_hook()`` is measured in turns with gloo, and not
+    predicted. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded
     by FSDP instead, by gloo, and DDP is measured in turns with it, and not predicted.
     ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. ``others`` are
     fields of the experiment. Raises ``ConfigError``.
     """
     check_program(script)
+    on_hosts_alone = all(Network.parse(network).shaped for network in networks)
+    communication = communication or (("gloo",) if on_hosts_alone else ON_PROCESSORS)
     for what, names, known in (("communication", communication, COMMUNICATIONS), ("runtime", runtimes, _RUNTIMES)):
         for name in names:
             if name not in known:
@@ -106,13 +109,16 @@ def script_experiment(
             allowed="hook with gloo on node, with which it takes turns",
             remedy="give --algorithm gloo,hook, and leave --network out",
         )
-    if strategy not in (DataParallel.name, FULLY_SHARD.name):
-        raise unknown("strategy of a PyTorch script", strategy, (DataParallel.name, FULLY_SHARD.name))
+    name, _, settings = strategy.partition(":")
+    if name not in (DataParallel.name, FULLY_SHARD.name) or (settings and not settings.startswith("replicas=")):
+        raise unknown(
+            "strategy of a PyTorch script", strategy, (DataParallel.name, FULLY_SHARD.name, "zero3:replicas=2")
+        )
     cases = [case for name in communication for network in networks if (case := _case(name, network))]
     if not cases:
         raise ConfigError(
             f"{' and '.join(communication)} on {', '.join(networks)}, to which dpsim cannot hold its messages",
-            allowed="gloo and nccl on node, mpi on any network",
+            allowed="nccl on node, gloo on node and shaped networks, mpi on any network",
             remedy="add mpi to --algorithm, or node to --network",
         )
     _check_runtimes(runtimes, communication, networks)
@@ -128,7 +134,7 @@ def script_experiment(
     )
     if strategy == DataParallel.name:
         return experiment
-    return replace(_sharded(experiment, 1), other_runtimes=(BESIDE_FSDP,))
+    return replace(_sharded(experiment, parse_strategy(strategy).replicas), other_runtimes=(BESIDE_FSDP,))
 
 
 def _own_first(value: float | None) -> float:
@@ -137,11 +143,12 @@ def _own_first(value: float | None) -> float:
 
 def _case(communication: str, network: str) -> dict[str, Any]:
     """The fields of a way to communicate on a network; none where there is no such way."""
-    emulated = Network.parse(network).emulated
-    if communication == _HOOK or (communication != "mpi" and emulated):
+    link = Network.parse(network)
+    impossible = {_HOOK: True, "nccl": link.emulated, "gloo": link.paced}
+    if impossible.get(communication):
         return {}
     algorithm, overlap = (communication, "thread") if communication != "mpi" else ("mpi", "inline")
-    if emulated:
+    if link.paced:
         algorithm, overlap = "ring", "thread"
     return {"network": network, "runtime": f"torch-ddp-{communication}", "algorithm": algorithm, "overlap": overlap}
 
@@ -154,11 +161,11 @@ def _check_runtimes(runtimes: Sequence[str], communication: Sequence[str], netwo
             allowed="torch-ddp, or torch-ddp,dpsim",
             remedy="dpsim sweep measures dpsim's own runtime alone",
         )
-    emulated = any(Network.parse(network).emulated for network in networks)
-    if OWN_RUNTIME in runtimes and not ("mpi" in communication and emulated):
+    paced = any(Network.parse(network).paced for network in networks)
+    if OWN_RUNTIME in runtimes and not ("mpi" in communication and paced):
         raise ConfigError(
             f"--set runtime=dpsim with {' and '.join(communication)} on {', '.join(networks)}",
-            allowed="mpi on an emulated link: dpsim's ranks wait for the profiled times, so that on the node the "
+            allowed="mpi on a paced link: dpsim's ranks wait for the profiled times, so that on the node the "
             "cores would be free on which DDP computes, and gloo is not one of dpsim's transports",
             remedy="add a link such as --network paced:200us,1gbit",
         )
@@ -167,6 +174,12 @@ def _check_runtimes(runtimes: Sequence[str], communication: Sequence[str], netwo
 def shards(experiment: Experiment) -> bool:
     """Return whether FSDP trains, whatever the script wraps its model in."""
     return FSDP in experiment.values("runtime")
+
+
+def replicas_of(experiment: Experiment) -> int:
+    """Return how many copies FSDP has of the model, whatever the script wraps it in; 1 where it does not train."""
+    strategies = experiment.values("strategy") if shards(experiment) else ()
+    return max((parse_strategy(str(each)).replicas for each in strategies), default=1)
 
 
 def on_gpus(experiment: Experiment) -> bool:
@@ -200,6 +213,12 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     """
     ddp = _predictable(workload)
     if ddp.units:
+        if (asked := replicas_of(experiment)) not in (1, ddp.replicas):
+            raise ConfigError(
+                f"--strategy zero3:replicas={asked} with a script that shards its model itself, in {ddp.replicas}",
+                allowed="replicas of what a script wraps in DistributedDataParallel",
+                remedy="leave --strategy out",
+            )
         experiment = _sharded(experiment, ddp.replicas)
     elif any(tensor.dtype == "bfloat16" for tensor in workload.tensors):
         experiment = _without_mpi(experiment)
@@ -275,7 +294,7 @@ def _without_mpi(experiment: Experiment) -> Experiment:
 
 
 def _sharded(experiment: Experiment, replicas: int) -> Experiment:
-    """The experiment where FSDP trains so many replicas: by gloo on the node alone. Raises ``ConfigError``."""
+    """The experiment where FSDP trains so many replicas: by gloo. Raises ``ConfigError``."""
     given, allowed = "", ""
     if experiment.values(_CAP):
         given, allowed = "--fusion-threshold", "no cap: the modules that fully_shard is given are the buckets"
@@ -283,13 +302,15 @@ def _sharded(experiment: Experiment, replicas: int) -> Experiment:
         flag = "--algorithm hook" if HOOK in experiment.other_runtimes else "--set runtime=dpsim"
         given, allowed = flag, "PyTorch alone: --set runtime=torch-ddp --algorithm gloo"
     elif not {"torch-ddp-gloo", FSDP} & {*experiment.values("runtime")}:
-        given, allowed = "communication other than gloo on node", "--algorithm gloo and --network node"
+        given, allowed = "communication other than gloo", "--algorithm gloo on node or a shaped network"
     if given:
         raise ConfigError(
             f"{given} where FSDP trains", allowed=allowed, remedy="leave it out, or measure a script with DDP"
         )
-    case = {"network": NODE, "runtime": FSDP, "algorithm": LIBRARIES[FSDP], "strategy": fully_sharded(replicas)}
-    return replace(experiment, cases=(case | {"overlap": DDP_OVERLAPS[FSDP][0]},))
+    case = {"runtime": FSDP, "algorithm": LIBRARIES[FSDP], "overlap": DDP_OVERLAPS[FSDP][0]}
+    case["strategy"] = fully_sharded(replicas)
+    by_gloo = [each for each in experiment.cases if each["runtime"] in ("torch-ddp-gloo", FSDP)]
+    return replace(experiment, cases=tuple(case | {"network": each["network"]} for each in by_gloo))
 
 
 def _check_batches(batches: Sequence[int], workload: Workload) -> None:

@@ -17,7 +17,15 @@ from dpsim.constraints import HOOK
 from dpsim.dates import stamp
 from dpsim.errors import ConfigError
 from dpsim.folder_lock import locked
-from dpsim.harness.script.experiment import MOST_CAPS, check_python, completed, most_devices, on_gpus, shards
+from dpsim.harness.script.experiment import (
+    MOST_CAPS,
+    check_python,
+    completed,
+    most_devices,
+    on_gpus,
+    replicas_of,
+    shards,
+)
 from dpsim.harness.script.gpus import check_gpus, predicted_by_nccl
 from dpsim.harness.script.own_runtime import BESIDE_FSDP, other_settings
 from dpsim.harness.script.places import inputs_for, settings_by_place
@@ -82,6 +90,7 @@ class ScriptStudy(Study):
             must_end=True,
             script_may_write=self.script_may_write,
             fully_shard=shards(self.experiment),
+            replicas=replicas_of(self.experiment),
             accumulates=bool(self.experiment.values("accumulate")),
         )
 
@@ -226,10 +235,11 @@ class ScriptStudy(Study):
             experiment = msgspec.structs.replace(experiment, script=script)
             task = msgspec.structs.replace(task, experiment=experiment, meeting=str(meeting))
             if not task.by_mpi:
-                with JobRanks.started(task.parts, meeting, self.by, protection) as job:
+                with JobRanks.started(task.parts, meeting, self.by, protection, task.network) as job:
                     return take_turns(task, job, progress)
             task_name = "dpsim.study.runners.mpi_ranks:script_on_ranks"
-            done = on_ranks_shown_once(task_name, task, devices=task.ranks, progress=progress, protection=protection)
+            where = {"devices": task.ranks, "networks": [task.network], "on_hosts": task.on_hosts}
+            done = on_ranks_shown_once(task_name, task, progress=progress, protection=protection, **where)
             return codec.decode(done, Inputs if task.before is None else Samples, "samples")
 
 

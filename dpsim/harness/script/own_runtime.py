@@ -37,7 +37,7 @@ def other_settings(settings: Sequence[Setting], runtimes: Sequence[str]) -> tupl
     return tuple(
         msgspec.structs.replace(setting, **changes[kind])
         for setting in others
-        if (kind := (setting.runtime, Network.parse(setting.network).emulated)) in changes
+        if (kind := (setting.runtime, Network.parse(setting.network).paced)) in changes
     ) + tuple(beside_fsdp(setting) for setting in others if setting.runtime == FSDP and BESIDE_FSDP in runtimes)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dpsim.errors import ConfigError
 from dpsim.launch import child_process, scratch
@@ -40,22 +40,26 @@ exec nsenter "$door" unshare --uts sh -c 'echo "$0" > /proc/sys/kernel/hostname;
 
 @dataclass(frozen=True)
 class ShapedHosts:
-    """Hosts that are ready: ``enter`` begins a command among them, ``launcher`` starts another one on a host."""
+    """Hosts that are ready: ``enter`` begins a command among them, where ``launcher`` starts another one on a host.
+
+    ``namespaces`` are the files of the hosts' network namespaces, which a process among them may enter by itself.
+    """
 
     addresses: tuple[str, ...]
+    namespaces: tuple[str, ...]
     enter: tuple[str, ...]
     launcher: Path
     environment: Mapping[str, str]
 
-    def mpiexec(self, command: list[str], ranks: int) -> list[str]:
-        """Return a command of hydra's ``mpiexec`` that starts its ranks on the first hosts, one on each."""
-        hosts = ",".join(f"{address}:1" for address in self.addresses[:ranks])
+    def mpiexec(self, command: list[str], ranks: Sequence[int]) -> list[str]:
+        """Return hydra's ``mpiexec``, to be run among the hosts, with so many ``ranks`` on the first one, and so on."""
+        hosts = ",".join(f"{address}:{count}" for address, count in zip(self.addresses, ranks, strict=False))
         flags = ["-launcher", "ssh", "-launcher-exec", str(self.launcher), "-localhost", switch.SWITCH, "-hosts", hosts]
-        return [*self.enter, command[0], *flags, *command[1:]]
+        return [command[0], *flags, *command[1:]]
 
-    def on(self, host: int, command: list[str]) -> list[str]:
-        """Return a command that runs another one on a host."""
-        return [*self.enter, str(self.launcher), self.addresses[host], shlex.join(command)]
+    def among(self, command: list[str]) -> list[str]:
+        """Return a command that runs another one among the hosts, whose processes then enter ``namespaces``."""
+        return [*self.enter, "nice", "-n", str(_PRIORITY), *command]
 
 
 @contextlib.contextmanager
@@ -68,7 +72,7 @@ def shaped_hosts(networks: Sequence[Network], folder: Path) -> Iterator[ShapedHo
     count = networks[0].hosts
     program = [sys.executable, "-I", "-S", switch.__file__, str(folder), str(count), str(packet_bytes(networks))]
     environment = {**os.environ, **scratch.environment(folder)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(program, env=environment, start_new_session=True, cwd="/", **pipes) as process:
         try:
             assert process.stdout is not None and process.stderr is not None
@@ -81,7 +85,8 @@ def shaped_hosts(networks: Sequence[Network], folder: Path) -> Iterator[ShapedHo
             launcher.write_text(_LAUNCHER.format(doors="\n".join(cases), priority=_PRIORITY))
             launcher.chmod(0o700)
             variables = _TRANSPORT | {VARIABLE: str(folder / switch.SOCKET)}
-            yield ShapedHosts(tuple(doors["hosts"]), tuple(doors["switch"]), launcher, variables)
+            namespaces = tuple(door.removeprefix("--net=") for door in doors["hosts"].values())
+            yield ShapedHosts(tuple(doors["hosts"]), namespaces, tuple(doors["switch"]), launcher, variables)
         finally:
             with child_process.signals_ignored():
                 process.communicate()

@@ -1,4 +1,4 @@
-"""Asks the switch of shaped hosts, from one of their ranks, for the links of a network."""
+"""Asks the switch of shaped hosts for the links of a network, which it refuses where the hosts are too slow."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import json
 import math
 import os
 import socket
-from pathlib import Path
 
 from dpsim.errors import ConfigError
 from dpsim.launch.shaped.hosts import VARIABLE
 from dpsim.network import Network
+from dpsim.units import format_bandwidth
 
+LEAST_CEILING = 3.0
+"""A rate is emulated only where the hosts' links carry so many times as much when they are not shaped."""
 _ANSWER_S = 30.0
 
 
@@ -20,11 +22,25 @@ def on_shaped_hosts() -> bool:
     return VARIABLE in os.environ
 
 
-def shape(network: Network | None) -> None:
-    """Give the links of this job's hosts the rates of a network; of ``None`` none: they are as fast as they go.
+def check_ceiling(network: Network, ceiling_bytes_per_s: float) -> None:
+    """Raise ``ConfigError`` for a rate of which unshaped links do not carry ``LEAST_CEILING`` times as much."""
+    fastest = max(network.rates_bytes_per_s())
+    if fastest * LEAST_CEILING > ceiling_bytes_per_s:
+        raise ConfigError(
+            f"the network {network.token}: unshaped, a link of these hosts carries "
+            f"{format_bandwidth(ceiling_bytes_per_s)}, {ceiling_bytes_per_s / fastest:.2g} times the rate, so that the "
+            "cores would be timed and not the links",
+            allowed=f"rates up to a third of that, {format_bandwidth(ceiling_bytes_per_s / LEAST_CEILING)}",
+            remedy=f"lower the rate or the {network.hosts} hosts; two hosts carry most",
+        )
 
-    Hosts that the network does not have get its usual rate. Raises ``ConfigError`` for a condition that this machine's
-    kernel cannot bring about.
+
+def shape(network: Network | None, switch: str = "") -> None:
+    """Give the links of hosts the rates of a network; of ``None`` none: they are as fast as they go.
+
+    ``switch`` is the socket of what joins the hosts; by default that of this process's own host. Hosts that the network
+    does not have get its usual rate. Raises ``ConfigError`` for a condition that this machine's kernel cannot bring
+    about.
     """
     request: dict[str, object] = {"rates": [], "uplink": 0.0, "background": 0.0, "delay_s": 0.0, "loss": 0.0}
     if network is not None:
@@ -39,7 +55,7 @@ def shape(network: Network | None) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_S)
         try:
-            connection.connect(str(Path(os.environ[VARIABLE])))
+            connection.connect(switch or os.environ[VARIABLE])
             connection.sendall(json.dumps(request).encode() + b"\n")
             with connection.makefile("rb") as lines:
                 answer = json.loads(lines.readline() or b'{"error": "the switch has ended"}')

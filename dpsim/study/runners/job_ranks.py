@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,13 +14,17 @@ from typing import Any, Self
 
 from dpsim import codec
 from dpsim.errors import ConfigError, DpsimError
+from dpsim.launch import scratch
 from dpsim.launch.child_process import child
 from dpsim.launch.failure_report import JobState, failure
 from dpsim.launch.job_python import JobPython
 from dpsim.launch.protection import Protection, protected
 from dpsim.launch.rank_process import WITHOUT_TERMINAL_SIGNALS
 from dpsim.launch.script_output import shown_once, written
-from dpsim.torch.script.probe.in_turns.visit import CONTROL, FAILED, PARTS, STARTER
+from dpsim.launch.shaped import links
+from dpsim.launch.shaped.hosts import VARIABLE, ShapedHosts, shaped_hosts
+from dpsim.network import NODE, Network, hosts_of
+from dpsim.torch.script.probe.in_turns.visit import CONTROL, FAILED, NAMESPACES, PARTS, STARTER
 from dpsim.torch.script.profile_script import START, script_environment
 from dpsim.torch.script.request import Part
 
@@ -32,8 +37,16 @@ _LONGEST_END_S = 3.0
 class JobRanks:
     """The ranks of some parts, which are forked from one process of a job's Python when they are asked for."""
 
-    def __init__(self, parts: Sequence[Part], folder: Path, listener: Listener, process: subprocess.Popen[str]) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        folder: Path,
+        listener: Listener,
+        process: subprocess.Popen[str],
+        hosts: ShapedHosts | None,
+    ) -> None:
         self._parts, self._folder, self._listener, self._process = parts, folder, listener, process
+        self._hosts = hosts
         threading.Thread(target=self._tell_end, daemon=True).start()
         self._starter: Any = listener.accept()
         if self._starter.recv() != (STARTER, 0):
@@ -42,25 +55,57 @@ class JobRanks:
     @classmethod
     @contextlib.contextmanager
     def started(
-        cls, parts: Sequence[Part], folder: Path, by: JobPython, protection: Protection | None = None
+        cls,
+        parts: Sequence[Part],
+        folder: Path,
+        by: JobPython,
+        protection: Protection | None = None,
+        network: str = NODE,
     ) -> Iterator[Self]:
-        """Yield them; whatever of them still runs at the end is killed. Raises ``DpsimError``."""
+        """Yield them; whatever of them still runs at the end is killed. Raises ``DpsimError``.
+
+        On a shaped ``network`` the first rank of each part is on the first host, the second on the second, and so on.
+        """
         (folder / PARTS).write_text(json.dumps(list(map(codec.to_builtins, parts))), encoding="utf-8")
         ranks = sum(part.ranks for part in parts)
         command = [*WITHOUT_TERMINAL_SIGNALS, by.path, str(START), "in_turns.ranks", str(folder)]
         if protection is not None:
             command = protected(command, protection, folder)
         environment = script_environment(ranks, folder, by.environment())
+        with contextlib.ExitStack() as stack:
+            hosts = None
+            for shaped in hosts_of([network]):
+                hosts = stack.enter_context(shaped_hosts((shaped,), scratch.short_path(folder, folder)))
+                command = hosts.among(command)
+                environment |= {**hosts.environment, NAMESPACES: os.pathsep.join(hosts.namespaces)}
+            yield stack.enter_context(cls._running(parts, folder, command, environment, hosts))
+
+    @classmethod
+    @contextlib.contextmanager
+    def _running(
+        cls,
+        parts: Sequence[Part],
+        folder: Path,
+        command: list[str],
+        environment: dict[str, str],
+        hosts: ShapedHosts | None,
+    ) -> Iterator[Self]:
+        ranks = sum(part.ranks for part in parts)
         with (
             shown_once() as output,
             Listener(str(folder / CONTROL), "AF_UNIX", backlog=ranks + 2) as listener,
             written(folder, output) as file,
             child(command, env=environment, stdout=file, stderr=file) as process,
         ):
-            job = cls(parts, folder, listener, process)
+            job = cls(parts, folder, listener, process, hosts)
             yield job
             job._starter.close()
             job._await_end()
+
+    def shape(self, network: Network | None) -> None:
+        """Give the links of the hosts the rates of a network. Raises ``ConfigError``."""
+        assert self._hosts is not None
+        links.shape(network, self._hosts.environment[VARIABLE])
 
     def start(self, parts: list[int]) -> None:
         """Start the ranks of parts, by their numbers. Each then connects."""

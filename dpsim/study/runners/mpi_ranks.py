@@ -13,6 +13,7 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.group import first_ranks, quiet_barrier, quiet_receive
 from dpsim.comm.networks import transport
+from dpsim.launch.shaped import links
 from dpsim.machine import Network
 from dpsim.progress import Progress
 from dpsim.setting import Setting
@@ -33,18 +34,25 @@ class MpiRanks:
     def __init__(self, comm: MPI.Intracomm, parts: Sequence[Part], listener: Listener) -> None:
         self._comm, self._parts, self._listener = comm, parts, listener
 
+    def shape(self, network: Network | None) -> None:
+        links.shape(network)
+
     def start(self, parts: list[int]) -> None:
-        first = 1
-        for part in self._parts:
-            for rank in range(first, first + part.ranks) if part.number in parts else ():
+        for rank, part in enumerate(by_rank(self._parts), 1):
+            if part.number in parts:
                 self._comm.Send([b"", MPI.BYTE], dest=rank)
-            first += part.ranks
 
     def accept(self) -> Any:
         return self._listener.accept()
 
     def receive(self, connection: Any) -> Any:
         return connection.recv()
+
+
+def by_rank(parts: Sequence[Part]) -> list[Part]:
+    """Return the part of each rank of a job behind the first: all first ranks of parts come first, then the second."""
+    most = max((part.ranks for part in parts), default=0)
+    return [part for rank in range(most) for part in parts if rank < part.ranks]
 
 
 def script_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
@@ -68,7 +76,7 @@ def _on_ranks(
             quiet_barrier(comm)
             comm.Split(len(task.parts), comm.rank)
             return dict(codec.to_builtins(lead(MpiRanks(comm, task.parts, listener))))
-    part = [part for part in task.parts for _ in range(part.ranks)][comm.rank - 1]
+    part = by_rank(task.parts)[comm.rank - 1]
     quiet_barrier(comm)
     group = comm.Split(part.number, comm.rank)
     quiet_receive(comm)

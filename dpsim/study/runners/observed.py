@@ -7,12 +7,12 @@ import numpy as np
 from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.model.observed import Observed, ObservedRank
+from dpsim.network import Network
 from dpsim.progress import Progress
-from dpsim.study.runners.script_processes import Job, Processes, started
+from dpsim.study.runners.script_processes import LEAD_S, Job, Processes, shape, started
 from dpsim.study.task import ObserveTask
 from dpsim.torch.script.probe.in_turns.visit import Timed
 
-_LEAD_S = 2e-3
 _REPEATS = 5
 _MOST_AT_ONCE = 64
 _MOST_SIZES = 8
@@ -21,9 +21,13 @@ _MOST_SIZES = 8
 def observe(task: ObserveTask, job: Job, report: Progress) -> Observed:
     """Let the ranks train, observe, and time allreduces, which FSDP has none of. Raises ``DpsimError``."""
     report(f"training {task.part.steps} steps on {task.part.ranks} ranks")
+    network = Network.parse(task.network)
+    if network.shaped:
+        job.shape(network)
     (processes,) = started(task.parts, job)
     ranks = [codec.convert(visit.taken, ObservedRank) for visit in processes.first]
     collectives = {} if ranks[0].units else _timed(processes, ranks[0])
+    shape(network, job, processes)
     processes.end()
     return Observed(ranks=tuple(ranks), sizes_bytes=tuple(collectives), time_s=tuple(collectives.values()))
 
@@ -45,7 +49,7 @@ def _burst_s(processes: Processes, size: int, at_once: int, dtype: str) -> float
     taken_s = []
     for _ in range(1 + _REPEATS):
         ranks = len(processes.connections)
-        spans = processes.time(Timed("burst", ranks, size, now() + _LEAD_S, at_once, reduce_dtype=dtype))
+        spans = processes.time(Timed("burst", ranks, size, now() + LEAD_S, at_once, reduce_dtype=dtype))
         begun_s, ended_s = np.max(spans, axis=0)
         taken_s.append(ended_s - begun_s)
     return float(np.median(taken_s[1:])) / at_once

@@ -21,6 +21,7 @@ from dpsim.comm.clock import now
 from dpsim.constraints import HOOK
 from dpsim.dates import stamp
 from dpsim.errors import ConfigError
+from dpsim.network import Network
 from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.setting import Setting
@@ -45,7 +46,7 @@ from dpsim.study.profile import (
     profiled_slowdowns,
 )
 from dpsim.study.rows import ProfiledBatch, Rows
-from dpsim.study.runners.script_processes import Job, Processes, check_trains, started
+from dpsim.study.runners.script_processes import Job, Processes, check_trains, shape, started
 from dpsim.study.runners.timed_collectives import CollectiveTimes, tables_of
 from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
@@ -69,6 +70,7 @@ HOOK_SETTLES = 32
 def take_turns(task: ScriptTask, job: Job, report: Progress) -> Inputs | Samples:
     """Do what a task asks for; return the ``Samples``, or the ``Inputs`` of the first rounds. Raises ``DpsimError``."""
     processes = started(task.parts, job, report)
+    shape(Network.parse(task.network), job, processes[-1])
     visits = ScriptVisits(task, processes, report)
     done = visits.first_rounds() if task.before is None else visits.measured()
     for each in processes:

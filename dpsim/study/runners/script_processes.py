@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+import numpy as np
+
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
+from dpsim.launch.shaped.links import check_ceiling
+from dpsim.network import Network
 from dpsim.progress import Progress, no_progress
 from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.measure import WARM_UP_ROUNDS
@@ -16,12 +20,18 @@ from dpsim.torch.script.probe.endings import ENDED_EARLY
 from dpsim.torch.script.probe.in_turns.visit import Timed, Turn, Visit
 from dpsim.torch.script.request import Part
 
+_CEILING_BYTES, _CEILING_WARM_UPS, _CEILING_SAMPLES = 2**20, 5, 15
+LEAD_S = 2e-3
+"""How long before they begin ranks are told to: so many ranks wake one after another."""
 _AT_ONCE = 4
 """Processes that start at the same time, or a few more."""
 
 
 class Job(Protocol):
     """The processes that take part, which connect once they are started."""
+
+    def shape(self, network: Network | None) -> None:
+        """Give the links of the ranks' hosts the rates of a shaped network, or none. Raises ``ConfigError``."""
 
     def start(self, parts: list[int]) -> None:
         """Start the ranks of parts, by their numbers."""
@@ -93,6 +103,23 @@ def started(parts: Sequence[Part], job: Job, report: Progress = no_progress) -> 
                 f"{spent_s * (total - begun) / begun:.2g} s more"
             )
     return processes
+
+
+def shape(network: Network, job: Job, processes: Processes) -> None:
+    """Join the hosts of a job by a network, once ``processes`` have timed allreduces over links that nothing shapes.
+
+    A network that is not shaped is left as it is. Raises ``ConfigError`` for rates that are too near to theirs.
+    """
+    if not network.shaped:
+        return
+    job.shape(None)
+    ranks, taken_s = len(processes.connections), []
+    for _ in range(_CEILING_WARM_UPS + _CEILING_SAMPLES):
+        begun_s, ended_s = np.max(processes.time(Timed("burst", ranks, _CEILING_BYTES, now() + LEAD_S)), axis=0)
+        taken_s.append(ended_s - begun_s)
+    sent = 2 * (ranks - 1) / ranks * _CEILING_BYTES
+    check_ceiling(network, float(sent / np.median(taken_s[_CEILING_WARM_UPS:])))
+    job.shape(network)
 
 
 def starting_together(of_part: Sequence[int]) -> list[list[int]]:

@@ -18,11 +18,10 @@ from dpsim.comm.clock import now
 from dpsim.constraints import FSDP
 from dpsim.study.calibration import LOSS_S, TIME_S, CalibrateConfig
 from dpsim.study.rows import CalibratedCollective, Rows
+from dpsim.study.runners.script_processes import LEAD_S
 from dpsim.torch.script.probe.in_turns.visit import Timed
 from dpsim.units import ITEM_BYTES
 
-_LEAD_S = 2e-3
-"""How long before they begin ranks are told to: so many ranks wake one after another."""
 _LEAST_LOAD_S = 1e-3
 _LOAD_OVER_STREAM = 2.5
 _MOST_AT_ONCE = 24
@@ -76,7 +75,7 @@ class Ask:
     def of_ranks(self, what: str, size: int, *, units: int = 1) -> list[Any]:
         """Return what each rank took."""
         dtypes = self._config.gather_dtype, self._config.reduce_dtype
-        return self._time(Timed(what, self.devices, size, now() + _LEAD_S, self.at_once(size), units, *dtypes))
+        return self._time(Timed(what, self.devices, size, now() + LEAD_S, self.at_once(size), units, *dtypes))
 
     def sharded_s(self, size: int, kind: CollectiveKind) -> float:
         """Return the mean of the collectives of a kind and size in a few steps of FSDP; that of the other kind is kept.

@@ -19,8 +19,9 @@ class ScriptRequest(Noun, frozen=True):
     ``function``, named as ``package.module:build_model``, which gives a ``torch.nn.Module`` to train.
     ``local_batch`` replaces the batch size of the script's data loaders, or is given to the function (None: theirs).
     With ``must_end`` a script is refused that trains on after dpsim has ended it, which no rank of a measurement may.
-    ``fully_shard``: what the script wraps in DistributedDataParallel is sharded instead. With ``accumulates`` a script
-    is refused that could not accumulate gradients as it is (``dpsim.torch.script.probe.accumulated``).
+    ``fully_shard``: what the script wraps in DistributedDataParallel is sharded instead, in so many ``replicas``. With
+    ``accumulates`` a script is refused that could not accumulate gradients as it is
+    (``dpsim.torch.script.probe.accumulated``).
     Unless ``script_may_write`` no file of the user's changes (``dpsim.launch.protection``).
     """
 
@@ -33,6 +34,7 @@ class ScriptRequest(Noun, frozen=True):
     must_end: bool = False
     script_may_write: bool = False
     fully_shard: bool = False
+    replicas: int = 1
     accumulates: bool = False
 
     @property
@@ -74,11 +76,10 @@ class Part(Noun, frozen=True):
     """What ``ranks`` processes do together in a measurement, in turns with others, the ``number``-th of all.
 
     They ``train``, or ``observe`` so many ``steps`` of their training; or each is the ``profile`` of rank 0 of
-    ``devices``; or they time the ``collectives`` of the first so many ranks (``counts``), in so many ``replicas`` of
-    FSDP. A script is changed as in a
-    ``ScriptRequest``, and DDP may have another ``bucket_cap_bytes`` and a communication ``hook``: what the function
-    ``module:function`` returns. Of a script that calls ``fully_shard`` so often (``joined_calls``), units below the cap
-    are joined to the root's.
+    ``devices``; or they time the ``collectives`` of the first so many ranks (``counts``). A script is changed as in a
+    ``ScriptRequest``, whose ``replicas`` are those of the collectives too, and DDP may have another
+    ``bucket_cap_bytes`` and a communication ``hook``: what the function ``module:function`` returns. Of a script that
+    calls ``fully_shard`` so often (``joined_calls``), units below the cap are joined to the root's.
     """
 
     kind: Literal["train", "observe", "profile", "collectives"]

@@ -1,8 +1,12 @@
-"""The script with which ``dpsim calibrate --algorithm gloo`` measures: 30 MiB of gradients, in layers of many sizes."""
+"""The script with which ``dpsim calibrate --algorithm gloo`` measures: 30 MiB of gradients, in layers of many sizes.
+
+``stand_in.py DIVISOR`` has layers whose widths are divided by this, for a network on which 30 MiB take long.
+"""
 
 from __future__ import annotations
 
 import itertools
+import sys
 
 import torch
 from torch import distributed
@@ -16,10 +20,11 @@ def main() -> None:
     """Train until dpsim ends it."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    model = torch.nn.Sequential(*[torch.nn.Linear(*widths) for widths in itertools.pairwise(WIDTHS)])
+    widths = [width // int(sys.argv[1]) for width in WIDTHS]
+    model = torch.nn.Sequential(*[torch.nn.Linear(*pair) for pair in itertools.pairwise(widths)])
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
-    samples = torch.randn(SAMPLES, WIDTHS[0])
+    samples = torch.randn(SAMPLES, widths[0])
     while True:
         optimizer.zero_grad()
         ddp(samples).pow(2).mean().backward()

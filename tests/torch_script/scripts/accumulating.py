@@ -61,7 +61,7 @@ if __name__ == "__main__":
     torch.manual_seed(1 + rank)
     batches = torch.randn(UPDATES * micro_batches, 4, 8)
     wanted, without = by_hand(batches, micro_batches), one_batch_an_update(batches)
-    watch(lambda forward, model, *inputs: forward(model, *inputs), instead_of_ddp=False)
+    watch(lambda forward, model, *inputs: forward(model, *inputs))
     accumulate(micro_batches)
     pairs = list(zip(one_batch_an_update(batches), wanted, strict=True))
     same = all(torch.allclose(got, expected, rtol=1e-6, atol=1e-8) for got, expected in pairs)

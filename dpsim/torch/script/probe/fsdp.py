@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed, nn
 from torch.distributed import fsdp
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_all_gather
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -299,10 +300,10 @@ def call_inside(around: Callable[..., Any]) -> None:
     _INSIDE.append(around)
 
 
-def watch(around: Callable[..., Any], *, instead_of_ddp: bool, done: str = "predicted") -> None:
+def watch(around: Callable[..., Any], *, replicas: int = 0, done: str = "predicted") -> None:
     """Call ``around`` in place of the forward of every root, and refuse arguments with which FSDP is not ``done``.
 
-    With ``instead_of_ddp`` a script that wraps its model in DistributedDataParallel shards it instead.
+    With ``replicas`` a script that wraps its model in DistributedDataParallel shards it instead, in so many copies.
     """
     forwards, shard = Forwards(around), fsdp.fully_shard
     parameters = inspect.signature(shard)
@@ -319,7 +320,8 @@ def watch(around: Callable[..., Any], *, instead_of_ddp: bool, done: str = "pred
     replace_everywhere(shard, checked)
     replace_everywhere(foreach_all_gather, _gather)
     fsdp.FullyShardedDataParallel.__init__ = _refuse_first_version
-    if instead_of_ddp:
+    if replicas:
+        ShardedInstead.replicas = replicas
         make = Optimizer.__init__
 
         @functools.wraps(make)
@@ -373,14 +375,20 @@ class ShardedInstead(nn.Module):
     none. As DDP does, it lets all ranks begin with rank 0's parameters and buffers.
     """
 
+    replicas = 1
+
     def __init__(self, module: Any, *_: Any, **__: Any) -> None:
         super().__init__()
         for tensor in (*module.parameters(), *module.buffers()):
             distributed.broadcast(tensor.detach(), src=0)
         whole = dict(module.named_parameters())
+        mesh, ranks = None, distributed.get_world_size()
+        if 1 < self.replicas < ranks:
+            shape = self.replicas, ranks // self.replicas
+            mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
         for block in blocks_of(module):
-            fsdp.fully_shard(block)
-        self.module = fsdp.fully_shard(module)
+            fsdp.fully_shard(block, mesh=mesh)
+        self.module = fsdp.fully_shard(module, mesh=mesh)
         _give_shards({whole[name]: shard for name, shard in self.module.named_parameters() if name in whole})
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:

@@ -67,7 +67,7 @@ def run(request: Any, outcome_path: Path) -> dict[str, Any]:
     process_group.answer_for(request.devices)
     take_over_spawn(0, request.devices)
     recorder = WeighingRecorder(request.steps)
-    install(recorder, instead_of_ddp=request.fully_shard)
+    install(recorder, replicas=request.replicas if request.fully_shard else 0)
     if request.accumulates:
         accumulate(1)
     too_few = set() if request.local_batch is None else replace_batch_size(request.local_batch)
@@ -201,18 +201,16 @@ def _take_over_processes(rank: int, devices: int) -> None:
     process_class.start = started
 
 
-def install(
-    script: Script, *, bucket_cap_bytes: float | None = None, updates: bool = True, instead_of_ddp: bool = False
-) -> None:
+def install(script: Script, *, bucket_cap_bytes: float | None = None, updates: bool = True, replicas: int = 0) -> None:
     """Put a listener around DDP, FSDP, backward, and with ``updates`` every optimizer and every data loader.
 
-    With a cap DDP has this one in place of the script's; with ``instead_of_ddp`` FSDP shards what is wrapped in DDP.
+    With a cap DDP has this one in place of the script's; with ``replicas`` FSDP shards what is wrapped in DDP.
     """
     script.listen_to_construction(bucket_cap_bytes)
     script.listen()
     if updates:
         script.listen_to_updates_and_input()
-    watch(script.forward, instead_of_ddp=instead_of_ddp)
+    watch(script.forward, replicas=replicas)
 
 
 def _died(request: Any, error: BaseException) -> ConfigError:

@@ -60,7 +60,7 @@ def _train(part: Any, rank: int, folder: str, reduction: Any) -> None:
     turns = _connected(part, rank, folder)
     waited = WaitedCollectives() if part.fully_shard else reduction
     timer = StepTimer(turns.take, waited, hook=part.hook)
-    install(timer, bucket_cap_bytes=_cap_bytes(part), updates=False, instead_of_ddp=part.fully_shard)
+    install(timer, bucket_cap_bytes=_cap_bytes(part), updates=False, replicas=_replicas(part))
     _run(part, turns, timer)
     process_group.disconnect()
 
@@ -75,6 +75,11 @@ def _connected(part: Any, rank: int, folder: str) -> Turns:
 
 def _cap_bytes(part: Any) -> float | None:
     return None if part.bucket_cap_bytes is None else float(part.bucket_cap_bytes)  # infinity is a text in JSON
+
+
+def _replicas(part: Any) -> int:
+    """Return how many copies FSDP is to have of what the script wraps in DDP; 0 where DDP trains."""
+    return int(part.replicas) if part.fully_shard else 0
 
 
 def _profile(part: Any, rank: int, folder: str) -> None:
@@ -92,7 +97,7 @@ def _profile(part: Any, rank: int, folder: str) -> None:
     if part.accumulate is not None:
         accumulate(part.accumulate)
     recorder = Recorder(0, recorded)
-    install(recorder, instead_of_ddp=part.fully_shard)
+    install(recorder, replicas=_replicas(part))
     if part.local_batch is not None:
         replace_batch_size(part.local_batch)
     _run(part, turns, recorder)

@@ -24,13 +24,13 @@ import torch._dynamo  # noqa: F401 - DDP loads it: here once, before ranks are f
 from dpsim.errors import ConfigError
 from dpsim.torch.script.probe.endings import end_process
 from dpsim.torch.script.probe.in_turns.part import take_part
-from dpsim.torch.script.probe.in_turns.visit import CONTROL, FAILED, PARTS, STARTER
+from dpsim.torch.script.probe.in_turns.visit import CONTROL, FAILED, NAMESPACES, PARTS, STARTER
 from dpsim.torch.script.probe.reproduce.values import seed_untouched
 
 _GRACE_S = 0.5
 """How long the other ranks have to tell of their own errors: the first is told, and no consequence of it."""
 _POLL_S = 0.2
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _NEW_NET = 1, 0x40000000
 _WELL, _HAS_TOLD = 76, 77
 """The exit codes of a rank that has done its part, and of one that has told why it failed. A script may end by 0."""
 
@@ -114,6 +114,7 @@ def _become_rank(part: Any, rank: int, folder: Path) -> NoReturn:
     try:
         if sys.platform.startswith("linux"):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _enter_host(rank)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored until here
         outputs: Any = (sys.stdout, sys.stderr)
         for stream in outputs:
@@ -129,6 +130,14 @@ def _become_rank(part: Any, rank: int, folder: Path) -> NoReturn:
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         _tell(folder, part, rank, {"traceback": "".join(lines), "line": lines[-1].strip()})
     end_process(code)
+
+
+def _enter_host(rank: int) -> None:
+    """Become a process of a rank's host, where ranks have hosts of their own."""
+    if NAMESPACES in os.environ:
+        with open(os.environ[NAMESPACES].split(os.pathsep)[rank], "rb") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _NEW_NET):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _tell(folder: Path, part: Any, rank: int, why: dict[str, Any]) -> None:

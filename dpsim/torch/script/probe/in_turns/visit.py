@@ -18,6 +18,8 @@ PARTS = "parts.json"
 """The file, in the folder of a measurement, of what is to be visited: the fields of a ``Part`` of each."""
 FAILED = "failed-{}-{}.json"
 """The file that tells why a rank of a part has failed: what ``dpsim.launch.failure_report.describe`` returns."""
+NAMESPACES = "DPSIM_NAMESPACES"
+"""The variable with the files of the network namespaces of hosts, one for each rank of a part; without it none."""
 STARTER = -1
 """What the process that starts the ranks calls itself in place of a part."""
 

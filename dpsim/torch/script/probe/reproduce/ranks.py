@@ -141,7 +141,7 @@ def install(observer: Observer, bucket_cap_bytes: float | None) -> None:
         observer.wrap(module, "clip_grad_norm_", observer.clips)
     observer.wrap(torch, "compile", observer.compile)
     observer.wrap(Optimizer, "__init__", observer.constructed)
-    watch(observer.sharded, instead_of_ddp=False, done="compared")
+    watch(observer.sharded, done="compared")
     observer.given.install()
     observer.precision.install(observer.wrap)
     register_optimizer_step_pre_hook(observer.optimizer_begins)

@@ -73,7 +73,7 @@ class ResumeObserver(Script):
         self.wrap(Optimizer, "__init__", self._noting(self._state.note))
         self.wrap(LRScheduler, "__init__", self._noting(self._schedulers.append))
         self.wrap(torch.amp.GradScaler, "__init__", self._noting(self._scalers.append))
-        watch(self._sharded, instead_of_ddp=False, done="compared")
+        watch(self._sharded, done="compared")
         register_optimizer_step_post_hook(self._noted_update)
         replace_everywhere(torch.save, self._saving(torch.save))
 
