@@ -12,7 +12,7 @@ from dpsim.comm.clock import now
 from dpsim.comm.group import quiet_barrier
 from dpsim.comm.mpi import MpiTransport
 from dpsim.errors import ConfigError, DpsimError
-from dpsim.launch.shaped import links
+from dpsim.launch.shaped.links import not_its_hosts, on_shaped_hosts, shape
 from dpsim.machine import Network
 from dpsim.units import format_bandwidth
 
@@ -27,11 +27,14 @@ def enter(comm: MPI.Intracomm, network: Network) -> None:
     """Wait for all ranks, asleep; afterwards their hosts are joined by this network. Collective over all of a job.
 
     The first time it measures what the links carry unshaped. Raises ``ConfigError`` for a rate that is more than a
-    third of that. A network that is not shaped, such as that of a setting of one device, leaves the links as they are.
+    third of that. A network that is not shaped, such as that of a setting of one device, leaves the links as they are;
+    a job of one rank has no links.
     """
     quiet_barrier(comm)
-    if not network.shaped or _now == [network.token]:
+    if not network.shaped or comm.size == 1 or _now == [network.token]:
         return
+    if not on_shaped_hosts():
+        raise not_its_hosts(network)
     if not _ceiling:
         _ceiling.append(_unshaped(comm))
     error = _changed(network) if comm.rank == 0 else None
@@ -57,7 +60,7 @@ def _changed(network: Network) -> DpsimError | None:
             remedy=f"lower the rate or the {network.hosts} hosts; two hosts carry most",
         )
     try:
-        links.shape(network)
+        shape(network)
     except ConfigError as error:
         return error
     return None

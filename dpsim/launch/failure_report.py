@@ -82,6 +82,7 @@ class JobState:
     SIGINT if it got that. ``orphaned``: by rank, the process of mpiexec that started it and ended before it.
     ``proxy_lost``: mpiexec has lost such a process, though the ranks may not know. ``outlives``: the job goes on when
     ranks are killed; ``lost``: the signals that killed them; ``independent``: the ranks that await no others any more.
+    ``hosts_ended``: how the hosts of a shaped network ended before their ranks; empty where they did not.
     """
 
     pids: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -99,6 +100,7 @@ class JobState:
     outlives: bool = False
     lost: dict[int, int] = field(default_factory=dict)
     independent: set[int] = field(default_factory=set)
+    hosts_ended: str = ""
 
 
 def describe(error: BaseException, rank: int) -> dict[str, Any]:
@@ -129,6 +131,8 @@ def script_exit_code(error: BaseException) -> int | None:
 
 def failure(code: int, state: JobState, devices: int) -> DpsimError:
     """Return the error for a failed job: its first failure, no consequence of that. ``code`` is mpiexec's exit code."""
+    if state.hosts_ended:
+        return JobFailed(state.hosts_ended, remedy=_OUTSIDE)
     records = sorted(state.errors, key=lambda record: (record["consequence"], record["time"]))
     ended_from_outside = (
         state.reported_signal or state.killed or state.launcher_signal or state.orphaned or state.proxy_lost

@@ -171,7 +171,7 @@ def _children_ended(pid: int) -> bool:
 
 def _grace_s(listener: Listener, state: JobState) -> float | None:
     """Return the seconds within which the job should end; None while its ranks work."""
-    if state.killed or state.orphaned or state.launcher_signal:
+    if state.killed or state.orphaned or state.launcher_signal or state.hosts_ended:
         return _KILLED_S
     if state.errors:
         return _FAILED_S

@@ -7,19 +7,23 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dpsim.errors import ConfigError
 from dpsim.launch import child_process, scratch
 from dpsim.launch.shaped import switch
+from dpsim.launch.shaped.links import VARIABLE
 
-VARIABLE = "DPSIM_SWITCH"
-"""In the ranks' environment: the socket of the switch that joins their hosts."""
 _NEEDED = ("ip", "tc", "nsenter", "unshare")
+_TOOL_FOLDERS = ("/usr/sbin", "/sbin")
+"""Where ``ip`` and ``tc`` are, which the PATH of users other than root may leave out."""
+_END_S = 5.0
 _PRIORITY = 10
 """Ranks leave the cores to the kernel's own network threads, which else wait for milliseconds where ranks compute."""
 _REMEDY = "use root, or a machine that allows user namespaces; or paced:LATENCY,BANDWIDTH, which needs neither"
@@ -38,12 +42,16 @@ exec nsenter "$door" unshare --uts sh -c 'echo "$0" > /proc/sys/kernel/hostname;
 
 @dataclass(frozen=True)
 class ShapedHosts:
-    """Hosts that are ready: ``enter`` begins a command among them, ``launcher`` starts another one on a host."""
+    """Hosts that are ready: ``enter`` begins a command among them, ``launcher`` starts another one on a host.
+
+    They end with ``switch``, the process that holds them, whose standard output ends then.
+    """
 
     addresses: tuple[str, ...]
     enter: tuple[str, ...]
     launcher: Path
     environment: Mapping[str, str]
+    switch: subprocess.Popen[bytes]
 
     def mpiexec(self, command: list[str], ranks: int) -> list[str]:
         """Return a command of hydra's ``mpiexec`` that starts its ranks on the first hosts, one on each."""
@@ -55,40 +63,76 @@ class ShapedHosts:
         """Return a command that runs another one on a host."""
         return [*self.enter, str(self.launcher), self.addresses[host], shlex.join(command)]
 
+    def ending(self) -> str:
+        """Return a clause that says how the process that holds the hosts ended."""
+        return f"the process that holds the hosts of the shaped network ({self.switch.pid}) {_ending(self.switch)}"
+
 
 @contextlib.contextmanager
 def shaped_hosts(count: int, folder: Path) -> Iterator[ShapedHosts]:
-    """Make so many hosts, which end with the context or with this process. Raises ``ConfigError`` where none can be."""
-    _check_tools()
-    program = [sys.executable, "-I", "-S", switch.__file__, str(folder), str(count)]
-    environment = {**os.environ, **scratch.environment(folder)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(program, env=environment, start_new_session=True, cwd="/", **pipes) as process:
+    """Make so many hosts, which end with the context or with this process; their files are in a scratch folder.
+
+    Raises ``ConfigError`` where none can be made.
+    """
+    path = _path_with_tools()
+    near = scratch.short_path(folder, folder)
+    program = [sys.executable, "-I", "-S", switch.__file__, str(near), str(count)]
+    environment = {**os.environ, "PATH": path, **scratch.environment(folder)}
+    with subprocess.Popen(
+        program,
+        env=environment,
+        start_new_session=True,
+        cwd="/",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         try:
-            assert process.stdout is not None and process.stderr is not None
+            assert process.stdout is not None
             said = process.stdout.readline()
-            doors = json.loads(said) if said else {"error": process.stderr.read().decode("utf-8", "replace").strip()}
+            doors: dict[str, Any] = (
+                json.loads(said) if said else {"error": f"the process that makes them {_ending(process)}"}
+            )
             if "error" in doors:
                 raise _refused(count, doors["error"])
-            launcher = folder / "launch.sh"
+            launcher = near / "launch.sh"
             cases = [f"{host}) door={door} ;;" for host, door in doors["hosts"].items()]
-            launcher.write_text(_LAUNCHER.format(doors="\n".join(cases), priority=_PRIORITY))
+            launcher.write_text(_LAUNCHER.format(doors="\n".join(cases), priority=_PRIORITY), encoding="utf-8")
             launcher.chmod(0o700)
-            variables = _TRANSPORT | {VARIABLE: str(folder / switch.SOCKET)}
-            yield ShapedHosts(tuple(doors["hosts"]), tuple(doors["switch"]), launcher, variables)
+            variables = _TRANSPORT | {"PATH": path, VARIABLE: str(near / switch.SOCKET)}
+            yield ShapedHosts(tuple(doors["hosts"]), tuple(doors["switch"]), launcher, variables, process)
         finally:
             with child_process.signals_ignored():
-                process.communicate()
+                _end(process)
 
 
-def _check_tools() -> None:
-    missing = [name for name in _NEEDED if shutil.which(name) is None]
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.communicate(timeout=_END_S)
+    except subprocess.TimeoutExpired:  # it was stopped
+        process.kill()
+
+
+def _ending(process: subprocess.Popen[bytes]) -> str:
+    """Say how a process ended that has closed its output."""
+    assert process.stderr is not None
+    said = process.stderr.read().decode("utf-8", "replace").strip().splitlines()
+    if (code := process.wait()) < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}{': ' if said else ''}{''.join(said[-1:])}"
+
+
+def _path_with_tools() -> str:
+    """Return the folders in which all commands are. Raises ``ConfigError`` where one is missing."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_TOOL_FOLDERS])
+    missing = [name for name in _NEEDED if shutil.which(name, path=path) is None]
     if missing:
         raise ConfigError(
             f"a shaped network needs the command{'s' if len(missing) > 1 else ''} {', '.join(missing)}",
             allowed="Linux with iproute2 and util-linux",
             remedy="install them (Debian: apt-get install iproute2 util-linux), or use paced:LATENCY,BANDWIDTH",
         )
+    return path
 
 
 def _refused(count: int, why: str) -> ConfigError:
