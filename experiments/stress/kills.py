@@ -31,6 +31,7 @@ from dpsim.experiments.command import ROOT
 from dpsim.experiments.stress.running import GONE_WITHIN_S, Run
 from dpsim.experiments.stress.tally import Outcome, Part, by_hypothesis, main
 from dpsim.launch import scratch_keeper
+from dpsim.launch.shaped import switch
 from dpsim.runtime.checkpoint import checkpoints
 from dpsim.study.runners.allreduce import turns
 
@@ -166,6 +167,8 @@ def _kind(process: psutil.Process, launcher: int) -> str:
         return ""
     if scratch_keeper.__file__ in words:
         return "keeper"
+    if switch.__file__ in words:
+        return "flow" if "--send" in words else "switch"
     if "dpsim.launch.worker" in words:
         return "watcher" if process.children() else "rank"
     if words[1:] == ["job.py"]:
@@ -273,6 +276,8 @@ def _misnamed(run: _Run, attack: Attack) -> str:
         "watcher": rf"{rank} (was|were) killed by (SIGKILL|{name})",
         "mpiexec": rf"(mpiexec|one of \d ranks|ranks? .*) (was|were) killed by {name}",  # it hands on all but SIGKILL
         "proxy": r"hydra_pmi_proxy",
+        "switch": rf"the process that holds the hosts of the shaped network \(\d+\) was killed by {name}",
+        "flow": r"the process that sends the flow in the background has ended",
         "worker": r"one of \d processes ended before its work",
         "script": rf"{name}|signal {attack.number:d}\b",
     }[attack.kind]

@@ -35,7 +35,7 @@ host=$1; shift
 case $host in
 {doors}
 esac
-exec nsenter "$door" unshare --uts sh -c 'echo "$0" > /proc/sys/kernel/hostname; exec nice -n {priority} sh -c "$*"' \
+exec nsenter "$door" unshare --uts sh -c 'echo "$0" > /proc/sys/kernel/hostname; exec nice -n {priority} sh -c "exec $*"' \
 "$host" "$@"
 """
 
