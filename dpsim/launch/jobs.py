@@ -25,7 +25,7 @@ from dpsim.launch.protection import Protection, protected
 from dpsim.launch.rank_info import job
 from dpsim.launch.rank_process import THREAD_VARIABLES, WITHOUT_TERMINAL_SIGNALS
 from dpsim.launch.shaped import links
-from dpsim.launch.shaped.hosts import ShapedHosts, shaped_hosts
+from dpsim.launch.shaped.hosts import ShapedHosts, ending, shaped_hosts
 from dpsim.network import Network, hosts_of
 from dpsim.progress import Progress, no_progress
 
@@ -88,6 +88,7 @@ def on_ranks(
         return rank_process.run_attached(task, argument, devices=devices, progress=progress, pin=pin)
     worker = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, "-P", "-m", "dpsim.launch.worker", task]
     command = [*_mpiexec(machines, shaped), "-n", str(devices), *worker]
+    watch = watch or bool(shaped)  # mpiexec does not say which signal killed a rank of another host
     request = {"argument": argument, "devices": devices, "pin": pin, "watch": watch, "outlives": outlives}
     state = JobState(outlives=outlives)
     with contextlib.ExitStack() as stack:
@@ -137,7 +138,7 @@ class _HostsEnd(control_channel.Lines):
         """Read what has arrived. False where the hosts have ended."""
         if goes_on := super().read():
             return goes_on
-        self._state.hosts_ended = self._hosts.ending()
+        self._state.hosts_ended = ending(self._hosts.switch)
         return False
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpsim.errors import ConfigError
+from dpsim.errors import CommunicationError, ConfigError
 from dpsim.launch import child_process, scratch
 from dpsim.launch.shaped import switch
 from dpsim.launch.shaped.links import VARIABLE
@@ -35,8 +35,8 @@ host=$1; shift
 case $host in
 {doors}
 esac
-exec nsenter "$door" unshare --uts sh -c 'echo "$0" > /proc/sys/kernel/hostname; exec nice -n {priority} sh -c "exec $*"' \
-"$host" "$@"
+exec nsenter "$door" unshare --uts sh -c \
+'echo "$0" > /proc/sys/kernel/hostname; exec nice -n {priority} sh -c "exec $*"' "$host" "$@"
 """
 
 
@@ -63,16 +63,12 @@ class ShapedHosts:
         """Return a command that runs another one on a host."""
         return [*self.enter, str(self.launcher), self.addresses[host], shlex.join(command)]
 
-    def ending(self) -> str:
-        """Return a clause that says how the process that holds the hosts ended."""
-        return f"the process that holds the hosts of the shaped network ({self.switch.pid}) {_ending(self.switch)}"
-
 
 @contextlib.contextmanager
 def shaped_hosts(count: int, folder: Path) -> Iterator[ShapedHosts]:
     """Make so many hosts, which end with the context or with this process; their files are in a scratch folder.
 
-    Raises ``ConfigError`` where none can be made.
+    Raises ``ConfigError`` where none can be made, and ``CommunicationError`` where that is disturbed.
     """
     path = _path_with_tools()
     near = scratch.short_path(folder, folder)
@@ -89,10 +85,9 @@ def shaped_hosts(count: int, folder: Path) -> Iterator[ShapedHosts]:
     ) as process:
         try:
             assert process.stdout is not None
-            said = process.stdout.readline()
-            doors: dict[str, Any] = (
-                json.loads(said) if said else {"error": f"the process that makes them {_ending(process)}"}
-            )
+            if not (said := process.stdout.readline()):
+                raise CommunicationError(ending(process), remedy="another process may have ended it")
+            doors: dict[str, Any] = json.loads(said)
             if "error" in doors:
                 raise _refused(count, doors["error"])
             launcher = near / "launch.sh"
@@ -113,13 +108,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
-def _ending(process: subprocess.Popen[bytes]) -> str:
-    """Say how a process ended that has closed its output."""
+def ending(process: subprocess.Popen[bytes]) -> str:
+    """Say how the process that holds hosts, and has closed its output, ended."""
     assert process.stderr is not None
     said = process.stderr.read().decode("utf-8", "replace").strip().splitlines()
+    name = f"the process that holds the hosts of the shaped network ({process.pid})"
     if (code := process.wait()) < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}{': ' if said else ''}{''.join(said[-1:])}"
+        return f"{name} was killed by {signal.Signals(-code).name}"
+    return f"{name} ended with exit code {code}{': ' if said else ''}{''.join(said[-1:])}"
 
 
 def _path_with_tools() -> str:

@@ -1,0 +1,58 @@
+"""Whether shaped hosts can be made here, and what is left of them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dpsim.errors import ConfigError
+from dpsim.launch.scratch import scratch
+from dpsim.launch.shaped.hosts import shaped_hosts
+
+
+@functools.cache
+def why_there_are_no_shaped_hosts() -> str:
+    """Say why shaped hosts cannot be made here; empty where they can."""
+    try:
+        with scratch("test") as folder, shaped_hosts(2, folder):
+            return ""
+    except ConfigError as error:
+        return error.given
+
+
+def skip_without_shaped_hosts() -> None:
+    """Skip the test that calls this, with the reason, where shaped hosts cannot be made."""
+    if reason := why_there_are_no_shaped_hosts():
+        pytest.skip(reason)
+
+
+def namespace(process: int | str = "self") -> str:
+    """Return what identifies the network namespace of a process; empty where it has ended."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{process}/ns/net")
+    return ""
+
+
+def holders(namespaces: set[str]) -> list[int]:
+    """Return the processes in one of these namespaces, or that hold one open: without any, the kernel removes it."""
+    found = []
+    for pid in psutil.pids():
+        held = {namespace(pid)}
+        with contextlib.suppress(OSError):
+            for descriptor in os.scandir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    held.add(os.readlink(descriptor.path))
+        if held & namespaces:
+            found.append(pid)
+    return found
+
+
+def devices() -> set[str]:
+    """Return the network devices of this process's namespace: no host's and no switch's is among them."""
+    lines = Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()[2:]
+    return {line.partition(":")[0].strip() for line in lines}
