@@ -284,10 +284,10 @@ def _misnamed(run: _Run, attack: Attack) -> str:
     return "" if code in (1, 2) and re.search(expected, last) else f"it is not told, exit code {code}"
 
 
-def drawn(number: int, seed: int) -> Attack:
-    """Draw an attack on the command whose turn it is."""
+def drawn(number: int, seed: int, name: str = "") -> Attack:
+    """Draw an attack on a command, or on that whose turn it is."""
     moments = random.Random(f"{seed} {number}")
-    name = TURNS[number % len(TURNS)]
+    name = name or TURNS[number % len(TURNS)]
     command = COMMANDS[name]
     return Attack(
         command=name,

@@ -14,9 +14,10 @@ import psutil
 import pytest
 from process_tree import command_of
 from python_path import extended_path
-from shaped_networks import devices, holders, skip_without_shaped_hosts
+from shaped_networks import devices, skip_without_shaped_hosts
 
 from dpsim.errors import ConfigError, DpsimError
+from dpsim.experiments.stress.running import holders
 from dpsim.launch import jobs
 from dpsim.launch.shaped import hosts, switch
 

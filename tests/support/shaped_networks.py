@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 from pathlib import Path
 
-import psutil
 import pytest
 
 from dpsim.errors import ConfigError
@@ -29,27 +26,6 @@ def skip_without_shaped_hosts() -> None:
     """Skip the test that calls this, with the reason, where shaped hosts cannot be made."""
     if reason := why_there_are_no_shaped_hosts():
         pytest.skip(reason)
-
-
-def namespace(process: int | str = "self") -> str:
-    """Return what identifies the network namespace of a process; empty where it has ended."""
-    with contextlib.suppress(OSError):
-        return os.readlink(f"/proc/{process}/ns/net")
-    return ""
-
-
-def holders(namespaces: set[str]) -> list[int]:
-    """Return the processes in one of these namespaces, or that hold one open: without any, the kernel removes it."""
-    found = []
-    for pid in psutil.pids():
-        held = {namespace(pid)}
-        with contextlib.suppress(OSError):
-            for descriptor in os.scandir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):
-                    held.add(os.readlink(descriptor.path))
-        if held & namespaces:
-            found.append(pid)
-    return found
 
 
 def devices() -> set[str]:
