@@ -35,6 +35,7 @@ _OPENMPI_SIGNAL = re.compile(r"process rank (\d+) .* exited on\s+signal (\d+)", 
 _MPICH_INTERRUPTED = "Sending Ctrl-C to processes"
 _MPICH_LOST_PROXY = re.compile(r"\[mpiexec@.* control_cb .*assert \(!closed\)")
 _MPICH_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
+_MPICH_STATUS = re.compile(r"= +EXIT CODE: (\d+)")
 
 _PAGE_FAULTS_OF_ENDED_CHILDREN = 8
 """The index of ``cminflt`` among the fields of ``/proc/PID/stat`` after the name; no process starts without some."""
@@ -84,6 +85,8 @@ class OutputFilter:
     def _record(self, text: str) -> None:
         if match := _MPICH_SIGNAL.search(text):
             self._state.reported_signal = int(match.group(1))
+        if match := _MPICH_STATUS.match(text):
+            self._state.reported_status = int(match.group(1))
         if _MPICH_INTERRUPTED in text:
             self._state.launcher_signal = signal.SIGINT
         if _MPICH_LOST_PROXY.match(text):

@@ -211,6 +211,8 @@ def outcome(attack: Attack, folder: Path, case: str) -> Outcome:
 def _judged(run: _Run, attack: Attack, digest: str) -> tuple[str, str]:
     """Return what became of the command, and what is wrong with that."""
     if not run.hit(attack):
+        if "shaped hosts cannot be made here" in run.text():
+            return "cannot run here", run.left()
         return "had ended", "" if run.process.returncode == 0 else f"exit code {run.process.returncode}"
     became = _ended(run, attack)
     run.job_ends()

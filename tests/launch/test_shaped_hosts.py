@@ -62,7 +62,7 @@ def test_a_rank_of_a_shaped_host_that_is_killed_is_named(shaped: None, on_ranks:
     ("process", "message"),
     [
         ("", "the process that holds the hosts of the shaped network {} was killed by SIGKILL"),
-        ("--send", "the process that sends the flow in the background has ended"),
+        pytest.param("--send", "the process that sends the flow in the background has ended", marks=pytest.mark.slow),
     ],
 )
 def test_a_network_that_ends_before_the_ranks_ends_the_job_and_is_named(
@@ -81,6 +81,7 @@ def test_a_network_that_ends_before_the_ranks_ends_the_job_and_is_named(
     assert _named_by_switch() == []
 
 
+@pytest.mark.slow
 def test_a_stopped_network_process_is_ended_when_the_job_is_done(
     shaped: None, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_stopped_network_process_is_ended_when_the_job_is_done(
     assert name == switch.address(0) and _named_by_switch() == []
 
 
+@pytest.mark.slow
 def test_a_rate_near_what_unshaped_links_carry_is_refused_with_both(shaped: None, on_ranks: OnRanks) -> None:
     with pytest.raises(ConfigError, match="unshaped, a link of these hosts carries") as caught:
         on_ranks("ranks_shaped:about", {"networks": ["shaped:2x1tbit"]}, devices=2, networks=["shaped:2x1tbit"])
