@@ -33,6 +33,8 @@ _MPICH_NOISE = re.compile(
 _OPENMPI_RULE = re.compile(r"-{60,}$")
 _OPENMPI_SIGNAL = re.compile(r"process rank (\d+) .* exited on\s+signal (\d+)", re.DOTALL)
 _MPICH_INTERRUPTED = "Sending Ctrl-C to processes"
+_MPICH_TERMINATED = re.compile(r"\[mpiexec@.* HYD_pmcd_pmiserv_send_signal .*: unable to write data to proxy")
+"""It got SIGTERM before its proxies were connected; SIGINT it tells apart."""
 _MPICH_LOST_PROXY = re.compile(r"\[mpiexec@.* control_cb .*assert \(!closed\)")
 _MPICH_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
 _MPICH_STATUS = re.compile(r"= +EXIT CODE: (\d+)")
@@ -89,6 +91,8 @@ class OutputFilter:
             self._state.reported_status = int(match.group(1))
         if _MPICH_INTERRUPTED in text:
             self._state.launcher_signal = signal.SIGINT
+        if _MPICH_TERMINATED.match(text) and self._state.launcher_signal is None:
+            self._state.launcher_signal = signal.SIGTERM
         if _MPICH_LOST_PROXY.match(text):
             self._state.proxy_lost = True
         if match := _OPENMPI_SIGNAL.search(text):

@@ -348,6 +348,12 @@ def test_the_launchers_own_noise_is_kept_back(
     assert capsys.readouterr().err == said
 
 
+def test_an_mpiexec_that_was_terminated_as_it_connected_to_its_proxies_is_named() -> None:
+    state, report = JobState(), "[mpiexec@host] HYD_pmcd_pmiserv_send_signal (a.c:218): unable to write data to proxy"
+    OutputFilter(state).to_stderr(report.encode())
+    assert getattr(failure_report.failure(255, state, 2), "given", "") == "mpiexec was killed by SIGTERM"
+
+
 TRACE = "Traceback (most recent call last):\nZeroDivisionError: the reason\n"
 
 
