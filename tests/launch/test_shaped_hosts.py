@@ -158,7 +158,7 @@ def test_missing_commands_are_named_with_what_to_install(
     monkeypatch.setattr(hosts, "_TOOL_FOLDERS", ())
     _stub(tmp_path, "ip", "")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="needs the commands tc, nsenter, unshare") as caught:
+    with pytest.raises(ConfigError, match="needs the commands tc, nsenter") as caught:
         on_ranks("ranks_shaped:about", devices=2, networks=[PLAIN])
     assert "iproute2" in caught.value.remedy
 

@@ -20,7 +20,7 @@ from dpsim.launch import child_process, scratch
 from dpsim.launch.shaped import switch
 from dpsim.launch.shaped.links import VARIABLE
 
-_NEEDED = ("ip", "tc", "nsenter", "unshare")
+_NEEDED = ("ip", "tc", "nsenter")
 _TOOL_FOLDERS = ("/usr/sbin", "/sbin")
 """Where ``ip`` and ``tc`` are, which the PATH of users other than root may leave out."""
 _END_S = 5.0
@@ -35,8 +35,7 @@ host=$1; shift
 case $host in
 {doors}
 esac
-exec nsenter "$door" unshare --uts sh -c \
-'echo "$0" > /proc/sys/kernel/hostname; exec nice -n {priority} sh -c "exec $*"' "$host" "$@"
+exec nsenter $door nice -n {priority} sh -c "exec $*"
 """
 
 
@@ -91,7 +90,7 @@ def shaped_hosts(count: int, folder: Path) -> Iterator[ShapedHosts]:
             if "error" in doors:
                 raise _refused(count, doors["error"])
             launcher = near / "launch.sh"
-            cases = [f"{host}) door={door} ;;" for host, door in doors["hosts"].items()]
+            cases = [f"{host}) door='{door}' ;;" for host, door in doors["hosts"].items()]
             launcher.write_text(_LAUNCHER.format(doors="\n".join(cases), priority=_PRIORITY), encoding="utf-8")
             launcher.chmod(0o700)
             variables = _TRANSPORT | {"PATH": path, VARIABLE: str(near / switch.SOCKET)}

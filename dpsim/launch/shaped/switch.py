@@ -23,7 +23,7 @@ import subprocess
 import sys
 from typing import Any
 
-NEW_NET, NEW_USER, PR_SET_PDEATHSIG = 0x40000000, 0x10000000, 1
+NEW_NET, NEW_UTS, NEW_USER, PR_SET_PDEATHSIG = 0x40000000, 0x04000000, 0x10000000, 1
 NETWORK, PREFIX, SWITCH = "10.77", 16, "10.77.255.254"
 INTERFACE, SOCKET = "eth0", "switch.socket"
 BURST, SWITCH_BURST, QUEUE = "16kb", "64kb", "100ms"
@@ -66,6 +66,13 @@ def _new_namespace() -> int:
     return os.open("/proc/self/ns/net", os.O_RDONLY)
 
 
+def _named(host: int) -> int:
+    """Make a namespace of names, in which a host has its address for a name."""
+    _call("unshare", NEW_UTS)
+    socket.sethostname(address(host))
+    return os.open("/proc/self/ns/uts", os.O_RDONLY)
+
+
 def _reason(error: OSError) -> str:
     limited = f", the limit of {LIMITS}" if error.errno == errno.ENOSPC else ""
     return f"{error.strerror}{limited}"
@@ -92,6 +99,7 @@ class Switch:
                 self._become_root()
                 self._switch = _new_namespace()
             self.hosts = [_new_namespace() for _ in range(hosts)]
+            self._names = [_named(host) for host in range(hosts)]
         except OSError as error:
             kind = "user and network" if self._own_user else "network"
             raise Refused(f"{kind} namespaces cannot be made: {_reason(error)}") from error
@@ -207,10 +215,11 @@ class Switch:
         """Return how to enter the switch's namespace and those of the hosts, each from the one before."""
         _call("setns", self._switch, NEW_NET)
         user = [f"--user=/proc/{os.getpid()}/ns/user", "--preserve-credentials"] if self._own_user else []
-        enter = "--net=/proc/{}/fd/{}".format
+        own = f"/proc/{os.getpid()}/fd"
+        both = enumerate(zip(self.hosts, self._names, strict=True))
         return {
-            "switch": ["nsenter", *user, enter(os.getpid(), self._switch)],
-            "hosts": {address(n): enter(os.getpid(), host) for n, host in enumerate(self.hosts)},
+            "switch": ["nsenter", *user, f"--net={own}/{self._switch}"],
+            "hosts": {address(n): f"--net={own}/{host} --uts={own}/{name}" for n, (host, name) in both},
         }
 
 
