@@ -20,6 +20,8 @@ NOTES = ("notes.txt", "data/best.pt", "reports/index.html")
 """Files that no command has to do with, though dpsim writes some of these names elsewhere."""
 GONE_WITHIN_S = 10.0
 _SHARED = "/dev/shm"
+_NEW_S = 1.0
+"""Processes of other runs may have begun so long before this one's end, and then made their namespaces."""
 _OF_PYTORCH = "torchinductor_"
 """PyTorch's folder of compiled code, which it keeps."""
 
@@ -85,12 +87,12 @@ class Run:
 
     def left(self) -> str:
         """Say what is left of the run though it should be gone, or which user's files changed; empty: nothing."""
-        until = time.monotonic() + GONE_WITHIN_S
+        until, began_before_s = time.monotonic() + GONE_WITHIN_S, time.time() - _NEW_S
         while True:
             self.process.poll()
             left = [_shown(pid) for pid in self.processes()]
             left += [path.name for path in self.temporary.iterdir() if not path.name.startswith(_OF_PYTORCH)]
-            left += [f"{_shown(pid)} in a network namespace" for pid in holders(self.namespaces)]
+            left += [f"{_shown(pid)} in a network namespace" for pid in holders(self.namespaces, began_before_s)]
             left += sorted(_unused({*os.listdir(_SHARED), *scratch_keeper.abandoned_files()} - self._before))
             if not left:
                 return self.changes()
@@ -105,11 +107,19 @@ def _namespace(pid: int) -> str:
     return ""
 
 
-def holders(namespaces: Collection[str]) -> list[int]:
-    """Return the processes in one of these namespaces, or that hold one open: without any, the kernel removes it."""
+def holders(namespaces: Collection[str], until_s: float) -> list[int]:
+    """Return the processes in one of these namespaces, or that hold one open: without any, the kernel removes it.
+
+    Only those that began before ``until_s`` (seconds since the epoch): the kernel gives a new namespace an old number.
+    """
     found = []
     for pid in psutil.pids() if namespaces else ():
-        held = {_namespace(pid)}
+        held = set[str]()
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(pid).create_time() < until_s:
+                held.add(_namespace(pid))
+        if not held:
+            continue
         for descriptor in scratch_keeper.entries(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
                 held.add(os.readlink(descriptor.path))

@@ -37,8 +37,8 @@ TCP = {
     "tcp_no_metrics_save": "1",
     "tcp_early_retrans": "0",
 }
-"""One way of sending for every machine: bandwidth-delay estimates (bbr) do not find a rate in messages with pauses, and
-a probe for lost packets is sent only because a queue is long."""
+"""One way of sending for every machine, as far as its kernel lets a namespace choose: many allow ``cubic`` in the first
+namespace alone, and hosts keep the default there. A probe for lost packets is sent only because a queue is long."""
 DATAGRAM_BYTES, BACKGROUND_PORT = 8000, 9
 REQUEST_S = 5.0
 LIMITS = "/proc/sys/user/max_net_namespaces and max_user_namespaces"
