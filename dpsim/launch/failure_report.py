@@ -43,9 +43,6 @@ _CUDA_REMEDIES = {
 }
 """What to do, by the exceptions with which the packages of ``_CUDA`` tell of a GPU or a library of CUDA that fails."""
 
-_PROXIES_FAILED = 255
-"""How mpiexec ends where the end of a rank has ended a proxy of another host: it then names no signal."""
-
 _INTERRUPTED = signal.SIGINT | signal.SIGKILL
 """What MPICH reports when SIGINT ends a rank: joined with the SIGKILL of the others, 2 | 9 is SIGSEGV, 11."""
 
@@ -82,7 +79,8 @@ class JobState:
 
     ``killed``: the signals of watched ranks, in the order in which they were killed. ``reported_rank`` and
     ``reported_signal``: the killed rank according to mpiexec; ``reported_status``: what it calls the exit code, which
-    is the signal of a killed rank. ``launcher_signal``: the signal that killed mpiexec, or
+    is the signal of a killed rank; mpiexec itself ends with another code then, and may name no
+    signal. ``launcher_signal``: the signal that killed mpiexec, or
     SIGINT if it got that. ``orphaned``: by rank, the process of mpiexec that started it and ended before it.
     ``proxy_lost``: mpiexec has lost such a process, though the ranks may not know. ``outlives``: the job goes on when
     ranks are killed; ``lost``: the signals that killed them; ``independent``: the ranks that await no others any more.
@@ -165,7 +163,7 @@ def failure(code: int, state: JobState, devices: int) -> DpsimError:
         return _killed([rank], signal.SIGINT, devices)  # of SIGSEGV a connected rank's faulthandler sends a report
     if state.reported_signal:
         return _killed([rank], state.reported_signal, devices)
-    if code == _PROXIES_FAILED and state.reported_status in (signal.SIGKILL, signal.SIGTERM):
+    if code != state.reported_status and state.reported_status in (signal.SIGKILL, signal.SIGTERM):
         return _killed([rank], state.reported_status, devices)
     if code == 0:
         return JobFailed(f"the job of {devices} ranks ended without a result", rank=rank)

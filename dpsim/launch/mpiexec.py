@@ -180,7 +180,7 @@ def _grace_s(listener: Listener, state: JobState) -> float | None:
     """Return the seconds within which the job should end; None while its ranks work."""
     if state.killed or state.orphaned or state.launcher_signal or state.hosts_ended:
         return _KILLED_S
-    if state.errors:
+    if state.errors or state.reported_status is not None:  # mpiexec does not end ranks of hosts that start only now
         return _FAILED_S
     if state.outlives and listener.all_done:
         return 0.0  # its ranks wait for the end
