@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,9 @@ from dpsim.units import parse_bandwidth, parse_duration, parse_share
 
 NODE = "node"
 MOST_HOSTS = 64
+LEAST_RATE_BYTES_PER_S = 125e3
+"""Of a shaped link: 1 Mbit/s, at which a message of 1 MiB takes 8 s."""
+_COUNT = re.compile(r"[1-9][0-9]{0,5}")
 _FORMS = "node, paced:LATENCY,BANDWIDTH, or shaped:HOSTSxBANDWIDTH"
 _EXAMPLE = "write it like paced:50us,1gbit or shaped:4x200mbit"
 _PACED, _SHAPED = "paced", "shaped"
@@ -138,7 +142,7 @@ class Network(Noun, frozen=True):
 def _parse_shaped(token: str, rest: str) -> Network:
     links, *changes = rest.split("+")
     count, cross, rate = links.partition("x")
-    if not cross or not count.isascii() or not count.isdecimal() or not 2 <= int(count) <= MOST_HOSTS:
+    if not cross or not _COUNT.fullmatch(count) or not 2 <= int(count) <= MOST_HOSTS or re.search(r"\s", token):
         raise ConfigError(
             f"network {token!r} is not understood",
             allowed=f"shaped:HOSTSxBANDWIDTH with 2 to {MOST_HOSTS} hosts",
@@ -160,9 +164,17 @@ def _parse_shaped(token: str, rest: str) -> Network:
         raise ConfigError(
             f"the {count} hosts of {token} in two halves", allowed="an even number of hosts with oversubscribed"
         )
-    return Network(
+    network = Network(
         bandwidth_bytes_per_s=parse_bandwidth(rate), token=token, hosts=int(count), conditions=tuple(conditions.items())
     )
+    slowest = min(*network.rates_bytes_per_s(), network.bandwidth_bytes_per_s, network.uplink_bytes_per_s)
+    if slowest < LEAST_RATE_BYTES_PER_S:
+        raise ConfigError(
+            f"a link of the network {token} has a rate below 1 mbit",
+            allowed="1 mbit or more on every link, with all conditions",
+            remedy="raise the rate, or leave a condition out",
+        )
+    return network
 
 
 def hosts_of(tokens: Iterable[Any]) -> tuple[Network, ...]:

@@ -21,7 +21,7 @@ from dpsim.kernels.allreduce.algorithms import node_by_node
 from dpsim.kernels.allreduce.cpu import STAGING_BYTES, Reduction, SharedGroup, shard_kernel
 from dpsim.kernels.allreduce.registry import find
 from dpsim.kernels.allreduce.tree import PartialSums
-from dpsim.launch.shaped.links import on_shaped_hosts
+from dpsim.launch.shaped import on_shaped_hosts
 from dpsim.machine import Network, Selection
 from dpsim.memory import HOST
 from dpsim.replica import OrderedSum

@@ -12,7 +12,8 @@ from dpsim.comm.clock import now
 from dpsim.comm.group import quiet_barrier
 from dpsim.comm.mpi import MpiTransport
 from dpsim.errors import ConfigError, DpsimError
-from dpsim.launch.shaped import links
+from dpsim.launch.shaped import on_shaped_hosts
+from dpsim.launch.shaped.links import check_ceiling, not_its_hosts, shape
 from dpsim.machine import Network
 
 _CEILING_BYTES, _CEILING_WARM_UPS, _CEILING_SAMPLES = 2**20, 5, 15
@@ -24,11 +25,14 @@ def enter(comm: MPI.Intracomm, network: Network) -> None:
     """Wait for all ranks, asleep; afterwards their hosts are joined by this network. Collective over all of a job.
 
     The first time it measures what the links carry unshaped. Raises ``ConfigError`` for a rate that is more than a
-    third of that. A network that is not shaped, such as that of a setting of one device, leaves the links as they are.
+    third of that. A network that is not shaped, such as that of a setting of one device, leaves the links as they are;
+    a job of one rank has no links.
     """
     quiet_barrier(comm)
-    if not network.shaped or _now == [network.token]:
+    if not network.shaped or comm.size == 1 or _now == [network.token]:
         return
+    if not on_shaped_hosts():
+        raise not_its_hosts(network)
     if not _ceiling:
         _ceiling.append(_unshaped(comm))
     error = _changed(network) if comm.rank == 0 else None
@@ -46,8 +50,8 @@ def ceiling_bytes_per_s() -> float:
 def _changed(network: Network) -> DpsimError | None:
     """Have the hosts joined by another network; the error where that cannot be. On rank 0."""
     try:
-        links.check_ceiling(network, ceiling_bytes_per_s())
-        links.shape(network)
+        check_ceiling(network, ceiling_bytes_per_s())
+        shape(network)
     except ConfigError as error:
         return error
     return None

@@ -114,7 +114,7 @@ def _mpi() -> Finding:
 def _shaped_hosts() -> Finding:
     network = (Network.parse("shaped:2x100mbit"),)
     try:
-        with scratch.scratch("doctor") as folder, shaped_hosts(network, scratch.short_path(folder, folder)):
+        with scratch.scratch("doctor") as folder, shaped_hosts(network, folder):
             return Finding("ok", "hosts with shaped links can be made: --network shaped:2x1gbit")
     except ConfigError as error:
         return Finding("ok", f"not needed, and not here: {error.given}")

@@ -78,10 +78,13 @@ class JobState:
     ``done``: the ranks that have finished their task. ``first_ended``: the rank whose process ended first.
 
     ``killed``: the signals of watched ranks, in the order in which they were killed. ``reported_rank`` and
-    ``reported_signal``: the killed rank according to mpiexec. ``launcher_signal``: the signal that killed mpiexec, or
+    ``reported_signal``: the killed rank according to mpiexec; ``reported_status``: what it calls the exit code, which
+    is the signal of a killed rank; mpiexec itself ends with another code then, and may name no
+    signal. ``launcher_signal``: the signal that killed mpiexec, or
     SIGINT if it got that. ``orphaned``: by rank, the process of mpiexec that started it and ended before it.
     ``proxy_lost``: mpiexec has lost such a process, though the ranks may not know. ``outlives``: the job goes on when
     ranks are killed; ``lost``: the signals that killed them; ``independent``: the ranks that await no others any more.
+    ``hosts_ended``: how the hosts of a shaped network ended before their ranks; empty where they did not.
     """
 
     pids: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -93,12 +96,14 @@ class JobState:
     killed: dict[int, int] = field(default_factory=dict)
     reported_rank: int | None = None
     reported_signal: int | None = None
+    reported_status: int | None = None
     launcher_signal: int | None = None
     orphaned: dict[int, str] = field(default_factory=dict)
     proxy_lost: bool = False
     outlives: bool = False
     lost: dict[int, int] = field(default_factory=dict)
     independent: set[int] = field(default_factory=set)
+    hosts_ended: str = ""
 
 
 def describe(error: BaseException, rank: int) -> dict[str, Any]:
@@ -129,6 +134,8 @@ def script_exit_code(error: BaseException) -> int | None:
 
 def failure(code: int, state: JobState, devices: int) -> DpsimError:
     """Return the error for a failed job: its first failure, no consequence of that. ``code`` is mpiexec's exit code."""
+    if state.hosts_ended:
+        return JobFailed(state.hosts_ended, remedy=_OUTSIDE)
     records = sorted(state.errors, key=lambda record: (record["consequence"], record["time"]))
     ended_from_outside = (
         state.reported_signal or state.killed or state.launcher_signal or state.orphaned or state.proxy_lost
@@ -156,6 +163,8 @@ def failure(code: int, state: JobState, devices: int) -> DpsimError:
         return _killed([rank], signal.SIGINT, devices)  # of SIGSEGV a connected rank's faulthandler sends a report
     if state.reported_signal:
         return _killed([rank], state.reported_signal, devices)
+    if code != state.reported_status and state.reported_status in (signal.SIGKILL, signal.SIGTERM):
+        return _killed([rank], state.reported_status, devices)
     if code == 0:
         return JobFailed(f"the job of {devices} ranks ended without a result", rank=rank)
     subject = f"rank {rank} of {devices}" if rank is not None else f"one of {devices} ranks"

@@ -24,7 +24,8 @@ from dpsim.launch.failure_report import JobState, failure
 from dpsim.launch.protection import Protection, protected
 from dpsim.launch.rank_info import job
 from dpsim.launch.rank_process import THREAD_VARIABLES, WITHOUT_TERMINAL_SIGNALS
-from dpsim.launch.shaped.hosts import shaped_hosts
+from dpsim.launch.shaped import VARIABLE, links
+from dpsim.launch.shaped.hosts import ShapedHosts, ending, shaped_hosts
 from dpsim.network import Network, hosts_of
 from dpsim.progress import Progress, no_progress
 
@@ -78,31 +79,32 @@ def on_ranks(
     if importlib.util.find_spec("mpi4py") is None:
         raise CommunicationError("the Python package mpi4py is not installed", remedy=_INSTALL)
     attached = job() is not None
-    shaped = hosts_of(networks)
+    shaped = hosts_of(networks) if devices > 1 else ()
     machines = () if attached else hosts.selected(devices)
     remote = hosts.any_remote(machines)
     if attached or remote:
         _check_unprotected(protection)
-        _check_unshaped(shaped)
+    _check_shaped(shaped, devices, elsewhere=attached or bool(machines))
     progress = progress or no_progress
     if attached:
         return rank_process.run_attached(task, argument, devices=devices, progress=progress, pin=pin)
     worker = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, "-P", "-m", "dpsim.launch.worker", task]
     command = [*_mpiexec(machines, shaped), "-n", str(devices), *worker]
+    watch = watch or bool(shaped)  # mpiexec does not say which signal killed a rank of another host
     request = {"argument": argument, "devices": devices, "pin": pin, "watch": watch, "outlives": outlives}
     state = JobState(outlives=outlives)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(scratch.scratch("job"))
-        near = scratch.short_path(folder, folder)
         environment = _environment(env) | scratch.environment(folder)
-        if shaped:
-            between = stack.enter_context(shaped_hosts(shaped, near))
+        between = stack.enter_context(shaped_hosts(shaped, folder)) if shaped else None
+        near = between.launcher.parent if between is not None else None
+        listener = control_channel.Listener(devices, request, state, progress, all_interfaces=remote, between=near)
+        stack.enter_context(contextlib.closing(listener))
+        if between is not None:
+            links.check(shaped, between.environment[VARIABLE])
             command = between.mpiexec(command, on_hosts or [1] * devices)
             environment |= between.environment
-        listener = control_channel.Listener(
-            devices, request, state, progress, all_interfaces=remote, between=near if shaped else None
-        )
-        stack.enter_context(contextlib.closing(listener))
+            listener.add(_HostsEnd(between, state))
         environment |= listener.environment
         if not remote:
             environment = _local_environment(environment, folder)
@@ -128,13 +130,35 @@ def _check_unprotected(protection: Protection | None) -> None:
         )
 
 
-def _check_unshaped(shaped: tuple[Network, ...]) -> None:
-    """Refuse shaped networks on ranks that this process does not start, or that are on other hosts."""
-    if shaped:
+class _HostsEnd(control_channel.Lines):
+    """The output of the process that holds shaped hosts: where it ends, the hosts have ended before the ranks."""
+
+    def __init__(self, hosts: ShapedHosts, state: JobState) -> None:
+        assert hosts.switch.stdout is not None
+        super().__init__(hosts.switch.stdout, lambda line: None)
+        self._hosts, self._state = hosts, state
+
+    def read(self) -> bool:
+        """Read what has arrived. False where the hosts have ended."""
+        if goes_on := super().read():
+            return goes_on
+        self._state.hosts_ended = ending(self._hosts.switch)
+        return False
+
+
+def _check_shaped(shaped: tuple[Network, ...], devices: int, *, elsewhere: bool) -> None:
+    """Refuse more ranks than hosts, and ranks that this process does not start or that a hostfile places."""
+    if shaped and elsewhere:
         raise ConfigError(
-            f"the network {shaped[0].token} on ranks of another launcher or on other hosts",
+            f"the network {shaped[0].token} on ranks of another launcher or of a hostfile",
             allowed="ranks that dpsim starts on this machine",
             remedy="start dpsim without mpiexec, srun and hostfile",
+        )
+    if shaped and devices > shaped[0].hosts:
+        raise ConfigError(
+            f"{devices} devices on {shaped[0].token}",
+            allowed=f"1 to {shaped[0].hosts} devices: each is a host",
+            remedy="give the network more hosts, or use fewer devices",
         )
 
 

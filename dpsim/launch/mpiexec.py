@@ -33,8 +33,11 @@ _MPICH_NOISE = re.compile(
 _OPENMPI_RULE = re.compile(r"-{60,}$")
 _OPENMPI_SIGNAL = re.compile(r"process rank (\d+) .* exited on\s+signal (\d+)", re.DOTALL)
 _MPICH_INTERRUPTED = "Sending Ctrl-C to processes"
+_MPICH_TERMINATED = re.compile(r"\[mpiexec@.* HYD_pmcd_pmiserv_send_signal .*: unable to write data to proxy")
+"""It got SIGTERM before its proxies were connected; SIGINT it tells apart."""
 _MPICH_LOST_PROXY = re.compile(r"\[mpiexec@.* control_cb .*assert \(!closed\)")
 _MPICH_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
+_MPICH_STATUS = re.compile(r"= +EXIT CODE: (\d+)")
 
 _PAGE_FAULTS_OF_ENDED_CHILDREN = 8
 """The index of ``cminflt`` among the fields of ``/proc/PID/stat`` after the name; no process starts without some."""
@@ -84,8 +87,12 @@ class OutputFilter:
     def _record(self, text: str) -> None:
         if match := _MPICH_SIGNAL.search(text):
             self._state.reported_signal = int(match.group(1))
+        if match := _MPICH_STATUS.match(text):
+            self._state.reported_status = int(match.group(1))
         if _MPICH_INTERRUPTED in text:
             self._state.launcher_signal = signal.SIGINT
+        if _MPICH_TERMINATED.match(text) and self._state.launcher_signal is None:
+            self._state.launcher_signal = signal.SIGTERM
         if _MPICH_LOST_PROXY.match(text):
             self._state.proxy_lost = True
         if match := _OPENMPI_SIGNAL.search(text):
@@ -171,9 +178,9 @@ def _children_ended(pid: int) -> bool:
 
 def _grace_s(listener: Listener, state: JobState) -> float | None:
     """Return the seconds within which the job should end; None while its ranks work."""
-    if state.killed or state.orphaned or state.launcher_signal:
+    if state.killed or state.orphaned or state.launcher_signal or state.hosts_ended:
         return _KILLED_S
-    if state.errors:
+    if state.errors or state.reported_status is not None:  # mpiexec does not end ranks of hosts that start only now
         return _FAILED_S
     if state.outlives and listener.all_done:
         return 0.0  # its ranks wait for the end

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dpsim.errors import CommunicationError, ConfigError, DpsimError
 from dpsim.launch import control_channel, rank_info
 from dpsim.launch.failure_report import script_exit_code
-from dpsim.launch.shaped.links import on_shaped_hosts
+from dpsim.launch.shaped import on_shaped_hosts
 from dpsim.progress import Progress, no_progress
 
 if TYPE_CHECKING:

@@ -19,6 +19,8 @@ from dpsim.launch import child_process, scratch_keeper
 _LONGEST_FOLDER = 64
 """A socket's path may have 107 characters; those of PyTorch's data loaders add 32 to that of the folder."""
 _NAME = re.compile(r"dpsim-[a-z]+-\w{8}\.scratch")
+_PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
+"""What any shell and any launcher takes for one word."""
 
 
 @contextlib.contextmanager
@@ -67,16 +69,15 @@ def shared_folder(folder: Path) -> Path | None:
 def short_path(folder: Path, inside: Path) -> Path:
     """Return a path of the folder ``inside`` a scratch folder that leaves room for the paths of sockets in it.
 
-    It is a link, which is removed together with ``folder``, where the folder's own path is too long.
+    It is a link, which is removed together with ``folder``, where the folder's own path is too long or not plain. A
+    scratch folder has one link: the first ``inside`` gets it.
     """
-    if len(os.fsencode(inside)) <= _LONGEST_FOLDER:
+    if len(os.fsencode(inside)) <= _LONGEST_FOLDER and _PLAIN.fullmatch(str(inside)):
         return inside
     link = Path(scratch_keeper.link(str(folder)))
-    try:
+    with contextlib.suppress(OSError):  # this folder may have its link already
         link.symlink_to(inside)
-    except OSError:
-        return inside
-    return link
+    return link if os.path.realpath(link) == os.path.realpath(inside) else inside
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -31,6 +31,7 @@ from dpsim.experiments.command import ROOT
 from dpsim.experiments.stress.running import GONE_WITHIN_S, Run
 from dpsim.experiments.stress.tally import Outcome, Part, by_hypothesis, main
 from dpsim.launch import scratch_keeper
+from dpsim.launch.shaped import switch
 from dpsim.runtime.checkpoint import checkpoints
 from dpsim.study.runners.allreduce import turns
 
@@ -166,6 +167,8 @@ def _kind(process: psutil.Process, launcher: int) -> str:
         return ""
     if scratch_keeper.__file__ in words:
         return "keeper"
+    if switch.__file__ in words:
+        return "flow" if "--send" in words else "switch"
     if "dpsim.launch.worker" in words:
         return "watcher" if process.children() else "rank"
     if words[1:] == ["job.py"]:
@@ -208,6 +211,8 @@ def outcome(attack: Attack, folder: Path, case: str) -> Outcome:
 def _judged(run: _Run, attack: Attack, digest: str) -> tuple[str, str]:
     """Return what became of the command, and what is wrong with that."""
     if not run.hit(attack):
+        if "shaped hosts cannot be made here" in run.text():
+            return "cannot run here", run.left()
         return "had ended", "" if run.process.returncode == 0 else f"exit code {run.process.returncode}"
     became = _ended(run, attack)
     run.job_ends()
@@ -273,16 +278,18 @@ def _misnamed(run: _Run, attack: Attack) -> str:
         "watcher": rf"{rank} (was|were) killed by (SIGKILL|{name})",
         "mpiexec": rf"(mpiexec|one of \d ranks|ranks? .*) (was|were) killed by {name}",  # it hands on all but SIGKILL
         "proxy": r"hydra_pmi_proxy",
+        "switch": rf"the process that holds the hosts of the shaped network \(\d+\) was killed by {name}",
+        "flow": r"the process that sends the flow in the background has ended",
         "worker": r"one of \d processes ended before its work",
         "script": rf"{name}|signal {attack.number:d}\b",
     }[attack.kind]
     return "" if code in (1, 2) and re.search(expected, last) else f"it is not told, exit code {code}"
 
 
-def drawn(number: int, seed: int) -> Attack:
-    """Draw an attack on the command whose turn it is."""
+def drawn(number: int, seed: int, name: str = "") -> Attack:
+    """Draw an attack on a command, or on that whose turn it is."""
     moments = random.Random(f"{seed} {number}")
-    name = TURNS[number % len(TURNS)]
+    name = name or TURNS[number % len(TURNS)]
     command = COMMANDS[name]
     return Attack(
         command=name,

@@ -20,6 +20,8 @@ NOTES = ("notes.txt", "data/best.pt", "reports/index.html")
 """Files that no command has to do with, though dpsim writes some of these names elsewhere."""
 GONE_WITHIN_S = 10.0
 _SHARED = "/dev/shm"
+_NEW_S = 1.0
+"""Processes of other runs may have begun so long before this one's end, and then made their namespaces."""
 _OF_PYTORCH = "torchinductor_"
 """PyTorch's folder of compiled code, which it keeps."""
 
@@ -41,6 +43,8 @@ class Run:
         own = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary)} | scratch.environment(marked)
         self.environment = {**os.environ, **own}
         self._files: dict[str, str] | None = None
+        self.namespaces: set[str] = set()
+        """The network namespaces of their own that its processes were seen in."""
 
     def start(self, words: Collection[str]) -> None:
         """Start a command. All that is in the folder at the first start belongs to the user."""
@@ -62,7 +66,9 @@ class Run:
 
     def processes(self) -> list[int]:
         """Return the processes that the command has started, and its own."""
-        return list(scratch_keeper.started_for(str(self.marked)))
+        running = scratch_keeper.started_for(str(self.marked))
+        self.namespaces |= {_namespace(pid) for pid in running} - {_namespace(os.getpid()), ""}
+        return running
 
     def end(self) -> None:
         """Kill whatever still runs."""
@@ -81,17 +87,45 @@ class Run:
 
     def left(self) -> str:
         """Say what is left of the run though it should be gone, or which user's files changed; empty: nothing."""
-        until = time.monotonic() + GONE_WITHIN_S
+        until, began_before_s = time.monotonic() + GONE_WITHIN_S, time.time() - _NEW_S
         while True:
             self.process.poll()
             left = [_shown(pid) for pid in self.processes()]
             left += [path.name for path in self.temporary.iterdir() if not path.name.startswith(_OF_PYTORCH)]
+            left += [f"{_shown(pid)} in a network namespace" for pid in holders(self.namespaces, began_before_s)]
             left += sorted(_unused({*os.listdir(_SHARED), *scratch_keeper.abandoned_files()} - self._before))
             if not left:
                 return self.changes()
             if time.monotonic() > until:
                 return f"left after {GONE_WITHIN_S:.0f} s: {', '.join(left)}"
             time.sleep(0.05)
+
+
+def _namespace(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/net")
+    return ""
+
+
+def holders(namespaces: Collection[str], until_s: float) -> list[int]:
+    """Return the processes in one of these namespaces, or that hold one open: without any, the kernel removes it.
+
+    Only those that began before ``until_s`` (seconds since the epoch): the kernel gives a new namespace an old number.
+    """
+    found = []
+    for pid in psutil.pids() if namespaces else ():
+        held = set[str]()
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(pid).create_time() < until_s:
+                held.add(_namespace(pid))
+        if not held:
+            continue
+        for descriptor in scratch_keeper.entries(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                held.add(os.readlink(descriptor.path))
+        if not held.isdisjoint(namespaces):
+            found.append(pid)
+    return found
 
 
 def _shown(pid: int) -> str:

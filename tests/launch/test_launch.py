@@ -126,6 +126,23 @@ def test_without_watching_a_killed_rank_is_one_lost_at_least(state: JobState, lo
     assert isinstance(error, jobs.JobFailed) and error.lost == lost
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "words"),
+    [
+        (255, 15, "rank 1 of 2 was killed by SIGTERM"),
+        (255, 9, "rank 1 of 2 was killed by SIGKILL"),
+        (255, 3, "rank 1 of 2 ended with exit code 255"),
+        (9, 9, "rank 1 of 2 ended with exit code 9"),
+    ],
+)
+def test_where_a_proxy_failed_too_the_status_that_mpiexec_reports_is_a_signal(
+    code: int, status: int, words: str
+) -> None:
+    state = JobState(first_ended=1)
+    OutputFilter(state).to_stderr(f"=   EXIT CODE: {status}".encode())
+    assert getattr(failure_report.failure(code, state, 2), "given", "") == words
+
+
 def test_ranks_that_get_a_hang_up_go_on_and_print_nothing(on_ranks: OnRanks, capfd: pytest.CaptureFixture[str]) -> None:
     assert on_ranks("launch_tasks:hung_up", devices=2, stdout=True) == 2
     assert capfd.readouterr() == ("", "")
@@ -329,6 +346,12 @@ def test_the_launchers_own_noise_is_kept_back(
         lines.to_stderr(line)
     assert (state.reported_rank, state.reported_signal) == reported
     assert capsys.readouterr().err == said
+
+
+def test_an_mpiexec_that_was_terminated_as_it_connected_to_its_proxies_is_named() -> None:
+    state, report = JobState(), "[mpiexec@host] HYD_pmcd_pmiserv_send_signal (a.c:218): unable to write data to proxy"
+    OutputFilter(state).to_stderr(report.encode())
+    assert getattr(failure_report.failure(255, state, 2), "given", "") == "mpiexec was killed by SIGTERM"
 
 
 TRACE = "Traceback (most recent call last):\nZeroDivisionError: the reason\n"

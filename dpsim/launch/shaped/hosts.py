@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpsim.errors import ConfigError
+from dpsim.errors import CommunicationError, ConfigError
 from dpsim.launch import child_process, scratch
-from dpsim.launch.shaped import switch
+from dpsim.launch.shaped import VARIABLE, switch
 from dpsim.network import Network
 
-VARIABLE = "DPSIM_SWITCH"
-"""In the ranks' environment: the socket of the switch that joins their hosts."""
-_NEEDED = ("ip", "tc", "nsenter", "unshare")
+_NEEDED = ("ip", "tc", "nsenter")
+_TOOL_FOLDERS = ("/usr/sbin", "/sbin")
+"""Where ``ip`` and ``tc`` are, which the PATH of users other than root may leave out."""
+_END_S = 5.0
 _LEAST_PACKET = 1500
 _PRIORITY = 10
 """Ranks leave the cores to the kernel's own network threads, which else wait for milliseconds where ranks compute."""
@@ -33,8 +35,7 @@ host=$1; shift
 case $host in
 {doors}
 esac
-exec nsenter "$door" unshare --uts sh -c 'echo "$0" > /proc/sys/kernel/hostname; exec nice -n {priority} sh -c "$*"' \
-"$host" "$@"
+exec nsenter $door nice -n {priority} sh -c "exec $*"
 """
 
 
@@ -43,6 +44,7 @@ class ShapedHosts:
     """Hosts that are ready: ``enter`` begins a command among them, where ``launcher`` starts another one on a host.
 
     ``namespaces`` are the files of the hosts' network namespaces, which a process among them may enter by itself.
+    They end with ``switch``, the process that holds them, whose standard output ends then.
     """
 
     addresses: tuple[str, ...]
@@ -50,6 +52,7 @@ class ShapedHosts:
     enter: tuple[str, ...]
     launcher: Path
     environment: Mapping[str, str]
+    switch: subprocess.Popen[bytes]
 
     def mpiexec(self, command: list[str], ranks: Sequence[int]) -> list[str]:
         """Return hydra's ``mpiexec``, to be run among the hosts, with so many ``ranks`` on the first one, and so on."""
@@ -66,30 +69,40 @@ class ShapedHosts:
 def shaped_hosts(networks: Sequence[Network], folder: Path) -> Iterator[ShapedHosts]:
     """Make the hosts of some networks, which end with the context or with this process.
 
-    Raises ``ConfigError`` where none can be made.
+    Their files are in ``folder``, a scratch folder.
+    Raises ``ConfigError`` where none can be made, and ``CommunicationError`` where that is disturbed.
     """
-    _check_tools()
-    count = networks[0].hosts
-    program = [sys.executable, "-I", "-S", switch.__file__, str(folder), str(count), str(packet_bytes(networks))]
-    environment = {**os.environ, **scratch.environment(folder)}
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(program, env=environment, start_new_session=True, cwd="/", **pipes) as process:
+    path, count = _path_with_tools(), networks[0].hosts
+    near = scratch.short_path(folder, folder)
+    program = [sys.executable, "-I", "-S", switch.__file__, str(near), str(count), str(packet_bytes(networks))]
+    environment = {**os.environ, "PATH": path, **scratch.environment(folder)}
+    with subprocess.Popen(
+        program,
+        env=environment,
+        start_new_session=True,
+        cwd="/",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         try:
-            assert process.stdout is not None and process.stderr is not None
-            said = process.stdout.readline()
-            doors = json.loads(said) if said else {"error": process.stderr.read().decode("utf-8", "replace").strip()}
+            assert process.stdout is not None
+            if not (said := process.stdout.readline()):
+                raise CommunicationError(ending(process), remedy="another process may have ended it")
+            doors: dict[str, Any] = json.loads(said)
             if "error" in doors:
                 raise _refused(count, doors["error"])
-            launcher = folder / "launch.sh"
-            cases = [f"{host}) door={door} ;;" for host, door in doors["hosts"].items()]
-            launcher.write_text(_LAUNCHER.format(doors="\n".join(cases), priority=_PRIORITY))
+            launcher = near / "launch.sh"
+            cases = [f"{host}) door='{door}' ;;" for host, door in doors["hosts"].items()]
+            launcher.write_text(_LAUNCHER.format(doors="\n".join(cases), priority=_PRIORITY), encoding="utf-8")
             launcher.chmod(0o700)
-            variables = _TRANSPORT | {VARIABLE: str(folder / switch.SOCKET)}
+            variables = _TRANSPORT | {"PATH": path, VARIABLE: str(near / switch.SOCKET)}
             namespaces = tuple(door.removeprefix("--net=") for door in doors["hosts"].values())
-            yield ShapedHosts(tuple(doors["hosts"]), namespaces, tuple(doors["switch"]), launcher, variables)
+            enter = tuple(doors["switch"])
+            yield ShapedHosts(tuple(doors["hosts"]), namespaces, enter, launcher, variables, process)
         finally:
             with child_process.signals_ignored():
-                process.communicate()
+                _end(process)
 
 
 def packet_bytes(networks: Sequence[Network]) -> int:
@@ -98,14 +111,34 @@ def packet_bytes(networks: Sequence[Network]) -> int:
     return max(_LEAST_PACKET, min(switch.BURST_BYTES - switch.SPARE_BYTES, in_time))
 
 
-def _check_tools() -> None:
-    missing = [name for name in _NEEDED if shutil.which(name) is None]
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.communicate(timeout=_END_S)
+    except subprocess.TimeoutExpired:  # it was stopped
+        process.kill()
+
+
+def ending(process: subprocess.Popen[bytes]) -> str:
+    """Say how the process that holds hosts, and has closed its output, ended."""
+    assert process.stderr is not None
+    said = process.stderr.read().decode("utf-8", "replace").strip().splitlines()
+    name = f"the process that holds the hosts of the shaped network ({process.pid})"
+    if (code := process.wait()) < 0:
+        return f"{name} was killed by {signal.Signals(-code).name}"
+    return f"{name} ended with exit code {code}{': ' if said else ''}{''.join(said[-1:])}"
+
+
+def _path_with_tools() -> str:
+    """Return the folders in which all commands are. Raises ``ConfigError`` where one is missing."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_TOOL_FOLDERS])
+    missing = [name for name in _NEEDED if shutil.which(name, path=path) is None]
     if missing:
         raise ConfigError(
             f"a shaped network needs the command{'s' if len(missing) > 1 else ''} {', '.join(missing)}",
             allowed="Linux with iproute2 and util-linux",
             remedy="install them (Debian: apt-get install iproute2 util-linux), or use paced:LATENCY,BANDWIDTH",
         )
+    return path
 
 
 def _refused(count: int, why: str) -> ConfigError:

@@ -6,20 +6,16 @@ import json
 import math
 import os
 import socket
+from collections.abc import Iterable
 
 from dpsim.errors import ConfigError
-from dpsim.launch.shaped.hosts import VARIABLE
+from dpsim.launch.shaped import VARIABLE
 from dpsim.network import Network
 from dpsim.units import format_bandwidth
 
 LEAST_CEILING = 3.0
 """A rate is emulated only where the hosts' links carry so many times as much when they are not shaped."""
 _ANSWER_S = 30.0
-
-
-def on_shaped_hosts() -> bool:
-    """Return whether this process runs on a shaped host."""
-    return VARIABLE in os.environ
 
 
 def check_ceiling(network: Network, ceiling_bytes_per_s: float) -> None:
@@ -35,13 +31,33 @@ def check_ceiling(network: Network, ceiling_bytes_per_s: float) -> None:
         )
 
 
-def shape(network: Network | None, switch: str = "") -> None:
-    """Give the links of hosts the rates of a network; of ``None`` none: they are as fast as they go.
+def not_its_hosts(network: Network) -> ConfigError:
+    """Return the error of a command that has not started its ranks on the hosts of a network."""
+    return ConfigError(
+        f"the network {network.token} with a command that does not start its ranks on shaped hosts",
+        allowed="node, or paced:LATENCY,BANDWIDTH",
+        remedy="use one of them, or a command that does: calibrate, sweep or train",
+    )
 
-    ``switch`` is the socket of what joins the hosts; by default that of this process's own host. Hosts that the network
-    does not have get its usual rate. Raises ``ConfigError`` for a condition that this machine's kernel cannot bring
-    about.
+
+def check(networks: Iterable[Network], address: str) -> None:
+    """Raise ``ConfigError`` for a condition that this machine's kernel cannot bring about, before any rank starts."""
+    tried = False
+    for network in networks:
+        if network.condition("delay") or network.condition("loss"):
+            shape(network, address)
+            tried = True
+    if tried:
+        shape(None, address)
+
+
+def shape(network: Network | None, address: str | None = None) -> None:
+    """Give the links of this job's hosts the rates of a network; of ``None`` none: they are as fast as they go.
+
+    ``address`` is that of their switch, which ranks on the hosts know. Raises ``ConfigError`` for a condition that this
+    machine's kernel cannot bring about.
     """
+    address = address or os.environ[VARIABLE]
     request: dict[str, object] = {"rates": [], "uplink": 0.0, "background": 0.0, "delay_s": 0.0, "loss": 0.0}
     if network is not None:
         uplink = network.uplink_bytes_per_s
@@ -55,7 +71,7 @@ def shape(network: Network | None, switch: str = "") -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_S)
         try:
-            connection.connect(switch or os.environ[VARIABLE])
+            connection.connect(address)
             connection.sendall(json.dumps(request).encode() + b"\n")
             with connection.makefile("rb") as lines:
                 answer = json.loads(lines.readline() or b'{"error": "the switch has ended"}')

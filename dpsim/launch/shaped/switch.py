@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import select
@@ -22,7 +23,7 @@ import subprocess
 import sys
 from typing import Any
 
-NEW_NET, NEW_USER, PR_SET_PDEATHSIG = 0x40000000, 0x10000000, 1
+NEW_NET, NEW_UTS, NEW_USER, PR_SET_PDEATHSIG = 0x40000000, 0x04000000, 0x10000000, 1
 NETWORK, PREFIX, SWITCH = "10.77", 16, "10.77.255.254"
 INTERFACE, SOCKET = "eth0", "switch.socket"
 BURST_BYTES, BURST_S = 16384, 2.5e-4
@@ -37,10 +38,11 @@ TCP = {
     "tcp_no_metrics_save": "1",
     "tcp_early_retrans": "0",
 }
-"""One way of sending for every machine: bandwidth-delay estimates (bbr) do not find a rate in messages with pauses, and
-a probe for lost packets is sent only because a queue is long."""
+"""One way of sending for every machine, as far as its kernel lets a namespace choose: many allow ``cubic`` in the first
+namespace alone, and hosts keep the default there. A probe for lost packets is sent only because a queue is long."""
 DATAGRAM_BYTES, BACKGROUND_PORT = 8000, 9
 REQUEST_S = 5.0
+LIMITS = "/proc/sys/user/max_net_namespaces and max_user_namespaces"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -65,27 +67,43 @@ def _new_namespace() -> int:
     return os.open("/proc/self/ns/net", os.O_RDONLY)
 
 
+def _named(host: int) -> int:
+    """Make a namespace of names, in which a host has its address for a name."""
+    _call("unshare", NEW_UTS)
+    socket.sethostname(address(host))
+    return os.open("/proc/self/ns/uts", os.O_RDONLY)
+
+
+def _reason(error: OSError) -> str:
+    limited = f", the limit of {LIMITS}" if error.errno == errno.ENOSPC else ""
+    return f"{error.strerror}{limited}"
+
+
 def _tool(namespace: int, program: str, lines: list[str]) -> None:
     """Run the lines of a batch in a namespace. Raises ``Refused`` with what the program says."""
     _call("setns", namespace, NEW_NET)
     done = subprocess.run([program, "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True)
     if done.returncode:
-        raise Refused(f"{program}: {' '.join(done.stderr.split())}")
+        raise Refused(f"{program}: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}")
 
 
 class Switch:
     """The hosts and what joins them: a bridge, or one for each half of the hosts and a link between."""
 
     def __init__(self, hosts: int, packet_bytes: int) -> None:
-        self._packet_bytes = packet_bytes
-        self._own_user = os.geteuid() != 0
+        self._packet_bytes, self._own_user = packet_bytes, False
         try:
-            if self._own_user:
+            try:
+                self._switch = _new_namespace()
+            except PermissionError:
+                self._own_user = True
                 self._become_root()
-            self._switch = _new_namespace()
+                self._switch = _new_namespace()
             self.hosts = [_new_namespace() for _ in range(hosts)]
+            self._names = [_named(host) for host in range(hosts)]
         except OSError as error:
-            raise Refused(f"a network namespace cannot be made: {error.strerror}") from error
+            kind = "user and network" if self._own_user else "network"
+            raise Refused(f"{kind} namespaces cannot be made: {_reason(error)}") from error
         self._ports = [f"p{host}" for host in range(hosts)]
         self._background: subprocess.Popen[bytes] | None = None
         self._halves = False
@@ -95,8 +113,7 @@ class Switch:
         user, group = os.getuid(), os.getgid()
         _call("unshare", NEW_USER)
         for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
-            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-                file.write(text)
+            _write(f"/proc/self/{name}", text)
 
     def _join(self) -> None:
         lines = ["link set lo up", "link add name uplink0 type veth peer name uplink1"]
@@ -115,8 +132,8 @@ class Switch:
             lines = ["link set lo up", f"address add {address(number)}/{PREFIX} dev {INTERFACE}"]
             _tool(host, "ip", [*lines, f"link set {INTERFACE} gso_max_size {self._packet_bytes} up"])
             for name, value in TCP.items():
-                with contextlib.suppress(OSError), open(f"/proc/sys/net/ipv4/{name}", "w", encoding="ascii") as file:
-                    file.write(value)
+                with contextlib.suppress(OSError):
+                    _write(f"/proc/sys/net/ipv4/{name}", value)
 
     def shape(self, rates: list[float], uplink: float, background: float, delay_s: float, loss: float) -> None:
         """Give each host's link its rate in bytes a second, in both directions; no rates: as fast as it goes.
@@ -124,7 +141,7 @@ class Switch:
         Halves of the hosts are joined by an ``uplink``, where it has a rate (0: none). ``background`` is the rate of a
         flow from the first host to the second.
         """
-        self._end_background()
+        self.end_background()
         self._divide(halves=uplink > 0)
         of_hosts = rates or [0.0] * len(self.hosts)
         self._limit(self._switch, {"uplink0": uplink, "uplink1": uplink}, self._burst(uplink))
@@ -145,9 +162,13 @@ class Switch:
             if rate:
                 limit = f"rate {round(8 * rate)}bit burst {burst}b latency {QUEUE}"
                 lines += [f"qdisc replace dev {device} root handle 1: tbf {limit}"]
-            if delay_s:
-                lines += [f"qdisc replace dev {device} parent 1:1 netem delay {round(1e6 * delay_s)}us limit 100000"]
         _tool(namespace, "tc", lines)
+        for device in rates if delay_s else ():
+            try:
+                delay = f"netem delay {round(1e6 * delay_s)}us limit 100000"
+                _tool(namespace, "tc", [f"qdisc replace dev {device} parent 1:1 {delay}"])
+            except Refused as error:
+                raise Refused(f"packets cannot be delayed, which is done by the kernel's netem ({error})") from error
 
     def _lose(self, host: int, loss: float) -> None:
         if not loss and not self._loses:
@@ -163,7 +184,7 @@ class Switch:
         except FileNotFoundError as error:
             raise Refused("packets cannot be lost: the command nft is missing") from error
         if done.returncode:
-            raise Refused(f"nft: {' '.join(done.stderr.split())}")
+            raise Refused(f"packets cannot be lost by nft: {' '.join(done.stderr.split())}")
 
     _loses = False
 
@@ -181,7 +202,13 @@ class Switch:
         command = [sys.executable, "-I", "-S", __file__, "--send", address(1), str(rate)]
         self._background = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
 
-    def _end_background(self) -> None:
+    @property
+    def background(self) -> int | None:
+        """The process that sends the flow beside the ranks' messages; ``None`` without one."""
+        return None if self._background is None else self._background.pid
+
+    def end_background(self) -> None:
+        """End the flow beside the ranks' messages, if there is one."""
         if self._background is not None:
             self._background.kill()
             self._background.wait()
@@ -192,11 +219,17 @@ class Switch:
         """Return how to enter the switch's namespace and those of the hosts, each from the one before."""
         _call("setns", self._switch, NEW_NET)
         user = [f"--user=/proc/{os.getpid()}/ns/user", "--preserve-credentials"] if self._own_user else []
-        enter = "--net=/proc/{}/fd/{}".format
+        own = f"/proc/{os.getpid()}/fd"
+        both = enumerate(zip(self.hosts, self._names, strict=True))
         return {
-            "switch": ["nsenter", *user, enter(os.getpid(), self._switch)],
-            "hosts": {address(n): enter(os.getpid(), host) for n, host in enumerate(self.hosts)},
+            "switch": ["nsenter", *user, f"--net={own}/{self._switch}"],
+            "hosts": {address(n): f"--net={own}/{host} --uts={own}/{name}" for n, (host, name) in both},
         }
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def end_with_parent() -> None:
@@ -233,19 +266,33 @@ def serve(folder: str, hosts: int, packet_bytes: int) -> None:
         switch = Switch(hosts, packet_bytes)
         doors: dict[str, Any] = switch.doors()
     except (Refused, FileNotFoundError) as error:
-        missing = isinstance(error, FileNotFoundError)
-        print(json.dumps({"error": f"the command {error.filename} is missing" if missing else str(error)}), flush=True)
+        why = f"{error.filename} is missing" if isinstance(error, FileNotFoundError) else str(error)
+        print(json.dumps({"error": why}), flush=True)
         return
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(os.path.join(folder, SOCKET))
         listener.listen()
         print(json.dumps(doors), flush=True)
-        while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
+        while _awaited(listener, switch.background):
             connection, _ = listener.accept()
             with connection, connection.makefile("rwb") as lines, contextlib.suppress(OSError):
                 connection.settimeout(REQUEST_S)
                 lines.write(json.dumps(_answer(switch, lines.readline())).encode() + b"\n")
-    switch.shape([], 0.0, 0.0, 0.0, 0.0)
+    switch.end_background()
+
+
+def _awaited(listener: socket.socket, background: int | None) -> bool:
+    """Wait for a connection; False when standard input ends. Exits with a message when the background flow ends."""
+    with contextlib.ExitStack() as stack:
+        flow = None if background is None else os.pidfd_open(background)
+        if flow is not None:
+            stack.callback(os.close, flow)
+        ready = select.select([sys.stdin, listener, *([] if flow is None else [flow])], [], [])[0]
+    if sys.stdin in ready:
+        return False
+    if flow in ready:
+        sys.exit("the process that sends the flow in the background has ended")
+    return True
 
 
 if __name__ == "__main__":

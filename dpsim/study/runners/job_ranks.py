@@ -14,15 +14,14 @@ from typing import Any, Self
 
 from dpsim import codec
 from dpsim.errors import ConfigError, DpsimError
-from dpsim.launch import scratch
 from dpsim.launch.child_process import child
 from dpsim.launch.failure_report import JobState, failure
 from dpsim.launch.job_python import JobPython
 from dpsim.launch.protection import Protection, protected
 from dpsim.launch.rank_process import WITHOUT_TERMINAL_SIGNALS
 from dpsim.launch.script_output import shown_once, written
-from dpsim.launch.shaped import links
-from dpsim.launch.shaped.hosts import VARIABLE, ShapedHosts, shaped_hosts
+from dpsim.launch.shaped import VARIABLE, links
+from dpsim.launch.shaped.hosts import ShapedHosts, shaped_hosts
 from dpsim.network import NODE, Network, hosts_of
 from dpsim.torch.script.probe.in_turns.visit import CONTROL, FAILED, NAMESPACES, PARTS, STARTER
 from dpsim.torch.script.profile_script import START, script_environment
@@ -75,7 +74,8 @@ class JobRanks:
         with contextlib.ExitStack() as stack:
             hosts = None
             for shaped in hosts_of([network]):
-                hosts = stack.enter_context(shaped_hosts((shaped,), scratch.short_path(folder, folder)))
+                hosts = stack.enter_context(shaped_hosts((shaped,), folder))
+                links.check([shaped], hosts.environment[VARIABLE])
                 command = hosts.among(command)
                 environment |= {**hosts.environment, NAMESPACES: os.pathsep.join(hosts.namespaces)}
             yield stack.enter_context(cls._running(parts, folder, command, environment, hosts))
