@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dpsim.algorithms import algorithms_in
 from dpsim.collective import CollectiveKind
+from dpsim.comm import allreduce
 from dpsim.comm.compression import Compression
 from dpsim.comm.shared import shared_memory
 from dpsim.comm.transport import Array, PersistentAllreduce, Request, SummationOrder, Transport, aligned_bytes, wait
@@ -66,9 +67,10 @@ class MpiRequest:
 class MpiTransport:
     """MPI's messages, and shared memory where all ranks are on one machine.
 
-    ``selection`` is what ``auto`` takes by size. ``world``: see ``networks.transport``. Where memory cannot be shared,
-    that is printed to stderr. On shaped hosts, all of which are this machine's, nothing is shared, and ranks that share
-    cores sleep while they wait: then the kernel's network threads have the cores.
+    ``selection`` is what ``auto`` takes by size; one that is not of the place where it runs counts as none. ``world``:
+    see ``networks.transport``. Where memory cannot be shared, that is printed to stderr. On shaped hosts, all of which
+    are this machine's, nothing is shared, and ranks that share cores sleep while they wait: then the kernel's network
+    threads have the cores.
     """
 
     def __init__(
@@ -132,7 +134,13 @@ class MpiTransport:
         kind: CollectiveKind = "allreduce",
         replicas: int = 1,
     ) -> PersistentAllreduce | None:
-        return self.kernel(data, algorithm, compression, order, kind, replicas) if algorithm in self._kernels else None
+        if algorithm not in self._kernels:
+            return None
+        kernel = self.kernel(data, algorithm, compression, order, kind, replicas)
+        plain = compression is None and order is None and kind == "allreduce" and replicas == 1
+        if kernel is None and algorithm == "auto" and plain and self._selection.by_messages:
+            return allreduce.prepare(self, data, self._selection.algorithm(data.nbytes))
+        return kernel
 
     def kernel(
         self,
@@ -157,7 +165,8 @@ class MpiTransport:
         most = data.nbytes * max(map(sums.owners.count, sums.owners))
         name = algorithm
         if algorithm == "auto":
-            name = self._selection.algorithm(data.nbytes) if most <= STAGING_BYTES else "two-shot"
+            selection = Selection.usual(self.size) if self._selection.by_messages else self._selection
+            name = selection.algorithm(data.nbytes) if most <= STAGING_BYTES else "two-shot"
         version = find("cpu", name)
         if version.most_bytes is not None and most > version.most_bytes:
             raise ConfigError(
@@ -199,6 +208,11 @@ class MpiTransport:
 
     def close(self) -> None:
         pass
+
+
+def shares_memory(comm: MPI.Intracomm) -> bool:
+    """Return whether all ranks of a group may share memory, on one host; collective."""
+    return _ranks_of_this_machine(comm) == comm.size and not on_shaped_hosts()
 
 
 def _ranks_of_this_machine(comm: MPI.Intracomm) -> int:

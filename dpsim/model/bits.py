@@ -89,7 +89,8 @@ def plan_bits(schedule: Schedule, *, shares_memory: bool = True) -> Bits:
     )
     buckets = tuple(schedule.bucket_tensors(bucket) for bucket in range(schedule.buckets))
     orders = _orders(schedule, how, buckets) if plan.data_devices <= MOST_RANKS else None
-    return Bits(work, orders, (how, buckets), repeatable=not schedule.dynamic)
+    measured = plan.algorithm == "auto" and not shares_memory and plan.data_devices > 2
+    return Bits(work, orders, (how, buckets), repeatable=not (schedule.dynamic or measured))
 
 
 def _orders(schedule: Schedule, how: Summation, buckets: tuple[tuple[str, ...], ...]) -> dict[str, Ranges] | None:

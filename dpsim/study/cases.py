@@ -14,9 +14,7 @@ from dpsim.study.environment import cores
 T = TypeVar("T")
 
 
-def run(
-    task: str, given: Noun | dict[str, Any], devices: int, progress: Progress, networks: Iterable[str] = ()
-) -> Any:
+def run(task: str, given: Noun | dict[str, Any], devices: int, progress: Progress, networks: Iterable[str] = ()) -> Any:
     """Return rank 0's result of ``task`` (``module:function``), as plain values, on ranks that have a core each.
 
     They are on hosts of their own where ``networks`` are shaped.
