@@ -5,7 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 from mpi4py import MPI
@@ -16,7 +18,16 @@ from dpsim.collective import CollectiveKind
 from dpsim.comm import allreduce
 from dpsim.comm.compression import Compression
 from dpsim.comm.shared import shared_memory
-from dpsim.comm.transport import Array, PersistentAllreduce, Request, SummationOrder, Transport, aligned_bytes, wait
+from dpsim.comm.transport import (
+    Array,
+    PersistentAllreduce,
+    PersistentRound,
+    Request,
+    SummationOrder,
+    Transport,
+    aligned_bytes,
+    wait,
+)
 from dpsim.errors import AllreduceError, ConfigError
 from dpsim.kernels.allreduce.algorithms import node_by_node
 from dpsim.kernels.allreduce.cpu import STAGING_BYTES, Reduction, SharedGroup, shard_kernel
@@ -62,6 +73,32 @@ class MpiRequest:
 
     def due_s(self) -> float | None:
         return None
+
+
+class MpiRound:
+    """Persistent MPI requests as one round of messages. ``blocking``: each rank has a core, so that MPI may spin."""
+
+    def __init__(self, t: MpiTransport, requests: list[MPI.Prequest], *, blocking: bool) -> None:
+        self._transport, self._requests, self._blocking = t, requests, blocking
+        self._request = MpiRequest(cast(list[MPI.Request], requests))
+        weakref.finalize(self, _free, requests)
+
+    def start(self) -> Request:
+        MPI.Prequest.Startall(self._requests)
+        return self._request
+
+    def run(self) -> None:
+        MPI.Prequest.Startall(self._requests)
+        if self._blocking:
+            MPI.Request.Waitall(self._requests)
+        else:
+            wait(self._transport, [self._request])
+
+
+def _free(requests: list[MPI.Prequest]) -> None:
+    if not MPI.Is_finalized():
+        for request in requests:
+            request.Free()
 
 
 class MpiTransport:
@@ -190,6 +227,15 @@ class MpiTransport:
 
     def sums_between_layers(self, sums: PartialSums, most_elements: Mapping[str, int]) -> OrderedSum | None:
         return None
+
+    def prepare_round(
+        self, receives: Sequence[tuple[Array, int]], sends: Sequence[tuple[Array, int]]
+    ) -> PersistentRound | None:
+        if not isinstance(self.comm, MPI.Intracomm):  # ranks that are threads
+            return None
+        requests = [self.comm.Recv_init(data, source, _PAYLOAD_TAG) for data, source in receives]
+        requests += [self.comm.Send_init(data, to, _PAYLOAD_TAG) for data, to in sends]
+        return MpiRound(self, requests, blocking=not (self.nap_s or self.oversubscribed))
 
     def send(self, data: Array, to: int) -> Request:
         return MpiRequest([self.comm.Isend(data, to, _PAYLOAD_TAG)])
