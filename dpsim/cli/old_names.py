@@ -29,6 +29,7 @@ NEW_LINES = {
 }
 """By an old command today's line: ``all`` its words, ``files`` the first ones by commas, ``rest`` the others."""
 NEW_FLAGS: dict[str, dict[str, str]] = {
+    "bench": {"--peer-env": "--peers auto,"},
     "estimate": {"--rows": "--from-steps", "--row": "--from-steps"},
     "explore": {"--output": "--page"},
     "measure": {"--bucket-cap": "--fusion-threshold", "--communication": "--algorithm"},

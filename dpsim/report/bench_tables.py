@@ -76,6 +76,38 @@ def bound_table(result: BenchResult) -> Table:
     )
 
 
+def line_table(result: BenchResult) -> Table:
+    """Return the share of the line's bound that every algorithm and peer reaches between hosts."""
+    points = {(p.size_bytes, label(p)): p for p in result.points if p.in_place}
+
+    def share(name: str) -> Column[BenchSize]:
+        def cell(size: BenchSize) -> str:
+            point = points.get((size.size_bytes, name))
+            return "" if point is None else _share(point.fraction_of_bound)
+
+        return Column(head=name, cell=cell)
+
+    def over_best(size: BenchSize) -> str:
+        best = size.best_mpi
+        return "" if best is None else f"{1 / best.ratio:.2f} ({1 / best.high:.2f} to {1 / best.low:.2f})"
+
+    names = dict.fromkeys(name for _, name in points)
+    return table(
+        title=_title(f"Share of the line's bound on {result.record.bench.network} (emulated)", result),
+        columns=(
+            Column(head="size", cell=lambda size: format_size(size.size_bytes)),
+            Column(head="bound us", cell=lambda size: microseconds(size.bound_s)),
+            Column(head="auto us", cell=lambda size: microseconds(size.default_s)),
+            Column(head="auto / best MPI (95%)", cell=over_best, left=True),
+            Column(head="best MPI", cell=lambda size: size.best_mpi.system if size.best_mpi else "", left=True),
+            *map(share, names),
+        ),
+        sections={f"in place, {_FRESH}": result.sizes},
+        note="The bound is 2 (n - 1) / n of the bytes at the rate of the slowest link. The best MPI is the fastest of "
+        "MPI's own at this size: dpsim's mpi, and each thread level and algorithm of the library.",
+    )
+
+
 def points_table(result: BenchResult) -> Table:
     """Return everything that was timed, in the columns of nccl-tests."""
     timed: tuple[tuple[str, Callable[[BenchPoint], str]], ...] = (
