@@ -81,7 +81,7 @@ def allreduce(*, given: BenchFlags) -> int:
     peers, environments = _peers(given.peers)
     fields = readers.provided(
         network=given.network,
-        devices=given.devices or hosts,
+        devices=hosts if given.devices is None else given.devices,
         min_bytes=_size("--min", given.min),
         max_bytes=_size("--max", given.max) or (hosts and _MOST_BETWEEN_HOSTS),
         factor=given.factor,

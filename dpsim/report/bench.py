@@ -66,8 +66,8 @@ _CUDA = (
 )
 _HOSTS = (
     *_CPU[:2],
-    "Each system has hosts of its own, namespaces of this machine's kernel, which shapes their links. All ranks begin a "
-    "call at the same moment of a common clock, and a time is that of the slowest rank. Before each call every rank "
+    "Each system has hosts of its own, namespaces of this machine's kernel, which shapes their links. All ranks begin "
+    "a call at the same moment of a common clock, and a time is that of the slowest rank. Before each call every rank "
     "rewrites its whole buffer; this is not timed.",
     "The bound is 2 (n - 1) / n of the bytes at the rate of the slowest link.",
     _NOISE,

@@ -37,7 +37,7 @@ def measured(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) ->
 
 
 def _right(comm: MPI.Intracomm, link: Any, length: int) -> bool:
-    """Whether three runs of one prepared sum are exact: the first sends anew, the others by persistent requests, by steps too."""
+    """Whether three runs of one prepared sum are exact: the first sends anew, the others by persistent requests."""
     data = np.empty(length, np.float32)
     allreduce = prepare(link, data, "auto")
     right = True

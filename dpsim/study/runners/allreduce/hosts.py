@@ -44,7 +44,7 @@ class MpiHostRank(MpiRank):
 
     def __init__(self, comm: MPI.Intracomm, argument: dict[str, Any]) -> None:
         enter(comm, Network.parse(argument["network"]))
-        self._mpi, self._comm = MPI, comm
+        self._mpi, self._comm, self.requests = MPI, comm, []
         level = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_MULTIPLE: "MULTIPLE"}.get(MPI.Query_thread(), "other")
         library = " ".join(MPI.Get_library_version().replace("\0", "").split("\n")[0].split())[:60]
         HostRank.__init__(self, comm.rank, f"{library}, THREAD_{level}", argument)
@@ -52,3 +52,7 @@ class MpiHostRank(MpiRank):
     def variants(self, count: int) -> list[Variant]:
         """Return those in place."""
         return [variant for variant in super().variants(count) if variant.in_place]
+
+    def close(self) -> None:
+        for request in self.requests:
+            request.Free()
