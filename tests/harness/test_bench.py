@@ -81,7 +81,7 @@ def test_without_a_smallest_size_it_begins_at_one_element() -> None:
         ("--peers openmpi=", "--peers is 'openmpi='", "NAME=FOLDER"),
         ("--peers auto,openmpi=/nowhere", "has no bin/python", "python -m venv"),
         ("--peers mpi=/nowhere", "a peer environment named 'mpi'", "any name but"),
-        ("--peer-env openmpi=/nowhere", "--peer-env of dpsim bench", "--peers auto,openmpi=/nowhere"),
+        ("--peer-env openmpi=/nowhere", "--peer-env of dpsim bench", "--peers openmpi=/nowhere"),
         ("--network paced:50us,1gbit", "the network paced:50us,1gbit on backend cpu", "shaped:4x200mbit"),
         ("--network shaped:4x200mbit --devices 2", "2 devices on shaped:4x200mbit", "4: each is a host"),
         ("--network shaped:4x200mbit --peers gloo", "the peer gloo on shaped:4x200mbit", "--peers mpi or none"),
