@@ -156,7 +156,7 @@ class MpiTransport:
         if self.rank == 0:
             print(
                 f"dpsim: the {self.size} ranks of this machine cannot share {format_size(size_bytes)} of memory;"
-                " MPI's own allreduce is used instead, which is slower\n"
+                " messages are used instead, which are slower\n"
                 "  to do:   raise the limits on memory and the size of files (ulimit -v, -f), or use fewer devices",
                 file=sys.stderr,
             )
@@ -231,7 +231,7 @@ class MpiTransport:
     def prepare_round(
         self, receives: Sequence[tuple[Array, int]], sends: Sequence[tuple[Array, int]]
     ) -> PersistentRound | None:
-        if not isinstance(self.comm, MPI.Intracomm):  # ranks that are threads
+        if type(self.comm) is not MPI.Intracomm:  # ranks that are threads (``dpsim.comm.local``)
             return None
         requests = [self.comm.Recv_init(data, source, _PAYLOAD_TAG) for data, source in receives]
         requests += [self.comm.Send_init(data, to, _PAYLOAD_TAG) for data, to in sends]

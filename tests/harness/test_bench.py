@@ -32,7 +32,7 @@ from dpsim.records import bench
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.records.bench_result import BenchPoint
 from dpsim.report.bench import warnings
-from dpsim.report.bench_tables import placements
+from dpsim.report.bench_tables import line_table, placements
 from dpsim.study.environment import environment
 from dpsim.study.runners.allreduce import systems, turns
 from dpsim.study.runners.allreduce.algorithms import bench_algorithms
@@ -509,3 +509,30 @@ def test_the_page_takes_its_fractions_from_a_record(tmp_path: Path) -> None:
     assert [row.split(" | ")[:2] for row in rows] == [[f"| `{v.name}`", v.backend] for v in versions()]
     (row,) = [row for row in rows if row.startswith("| `two-shot` | cpu")]
     assert row.endswith("| 80.0% |")
+
+
+def test_between_hosts_each_is_a_share_of_the_line_and_every_mpi_competes() -> None:
+    bench = {"network": "shaped:4x200mbit+slow-host=50%", "min_bytes": 2**20, "max_bytes": 2**20}
+    of_hosts = (
+        series("dpsim", "auto", [[250e3], [252e3]], default=True),
+        series("dpsim", "auto", [[250e3], [252e3]], repeat=1, default=True),
+        series("dpsim", "mpi", [[240e3], [242e3]]),
+        series("mpich-single", "mpi", [[300e3], [300e3]]),
+        series("mpich-multiple", "mpi-persistent", [[260e3], [260e3]]),
+    )
+    actual = result(
+        codec.decode(codec.to_builtins(record(*of_hosts)) | {"bench": bench | {"devices": 4}}, BenchRecord, "x")
+    )
+    line_s = 2 * 3 / 4 * 2**20 / (100e6 / 8)
+    assert [point.fraction_of_bound for point in actual.points] == [
+        pytest.approx(line_s / time_s) for time_s in (0.251, 0.241, 0.3, 0.26)
+    ]
+    (size,) = actual.sizes
+    assert size.bound_s == pytest.approx(line_s) and size.default == "auto"
+    assert size.best_mpi is not None and size.best_mpi.system == "dpsim"
+    assert size.best_mpi.ratio == pytest.approx(0.241 / 0.251, rel=1e-3)
+    assert [ratio.peer for ratio in size.peers] == ["mpich"]
+    shown = line_table(actual)
+    cells = dict(zip([column.head for column in shown.columns], shown.sections[0].rows[0], strict=True))
+    assert (cells["auto / best MPI (95%)"][:4], cells["best MPI"]) == ("1.04", "dpsim")
+    assert [cells[name] for name in ("auto", "mpi", "mpich-multiple")] == ["50.1%", "52.2%", "48.4%"]
