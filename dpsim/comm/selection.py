@@ -85,7 +85,7 @@ def _by_messages(group: MPI.Intracomm, link: Transport) -> _Times:
     times: dict[int, dict[str, list[float]]] = {}
     runs: dict[int, dict[str, PersistentAllreduce]] = {}
     for size in size_ladder(_LARGEST_BYTES):
-        runs[size] = {name: prepare(link, np.ones(size // 4, np.float32), name) for name in BY_MESSAGES}
+        runs[size] = {name: prepare(link, np.full(size // 4, 0, np.float32), name) for name in BY_MESSAGES}
         warm_ups = 2 if size <= _SMALL_BYTES else 0  # the first ones connect the ranks
         times[size] = {name: _calls(group, link, run, warm_ups + 1)[warm_ups:] for name, run in runs[size].items()}
         if min(map(statistics.median, times[size].values())) > _LONG_S:
