@@ -25,7 +25,7 @@ _LEAST_ROUNDS = 2
 _CALLS, _SMALL_BYTES = 4, 2**16
 _START_S = 2e-3
 _LARGEST_BYTES = 4 * 2**20
-_LONG_S = 0.015
+_LONG_S = 0.03
 """Where the fastest takes longer, latency no longer matters, and larger arrays take what is the fastest there."""
 _DOUBT = 2.0
 """After r rounds an algorithm no longer takes part whose best call takes 1 + _DOUBT / r times the fastest's median."""
