@@ -52,7 +52,8 @@ class Bits:
     """What decides the bits of a plan's steps. Plans with equal ones have equal bits.
 
     ``orders`` are those of each tensor; None where they are not known beforehand: then ``scheme``, the buckets and what
-    adds them, decides. ``repeatable`` is false where buckets are decided while running and their order matters.
+    adds them, decides. ``repeatable`` is false where buckets, or what
+    adds them, are decided while running and their order matters.
     """
 
     work: Work

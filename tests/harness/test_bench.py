@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -536,3 +537,16 @@ def test_between_hosts_each_is_a_share_of_the_line_and_every_mpi_competes() -> N
     cells = dict(zip([column.head for column in shown.columns], shown.sections[0].rows[0], strict=True))
     assert (cells["auto / best MPI (95%)"][:4], cells["best MPI"]) == ("1.04", "dpsim")
     assert [cells[name] for name in ("auto", "mpi", "mpich-multiple")] == ["50.1%", "52.2%", "48.4%"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("tc") is None, reason="shaped hosts need root and tc")
+def test_between_shaped_hosts_auto_and_the_line_stand_in_one_table(dpsim: Dpsim) -> None:
+    more = "--network shaped:2x5mbit --max 4KiB --factor 1024 --peers none --algorithm ring --budget 1s --json"
+    code, out, err = dpsim("bench", "allreduce", *more.split())
+    assert code == 0, err
+    printed = json.loads(out)
+    assert {row["algorithm"] for row in printed["points"]} == {"auto", "ring"}
+    assert [size["bound_s"] for size in printed["summary"]["sizes"]] == [
+        pytest.approx(size * 8 / 5e6) for size in (4, 4096)
+    ]
