@@ -202,7 +202,7 @@ _of_a_library = partial(Algorithm, rounds=_always(1), sixteen_bit_messages=True,
 for _algorithm in (
     _in_memory(
         name="auto",
-        summary="in shared memory, one-shot or two-shot by size",
+        summary="the fastest by size: in shared memory, one-shot or two-shot",
         lines=_library,
         rounds=_always(2),
         has_reduce_scatter=True,

@@ -46,7 +46,7 @@ def _cannot_be_held_to_a_link(place: str, run: Any) -> bool:
 
 
 def _place(run: Any) -> str:
-    """Where an algorithm runs; between hosts the MPI library, or dpsim's messages, stand for ``auto``."""
+    """Where an algorithm runs; between hosts ``auto`` is the MPI library's own or one of dpsim's by messages."""
     if run.network.shaped and run.algorithm == "auto":
         return "library"
     return str(ALGORITHMS.find(run.algorithm).place)

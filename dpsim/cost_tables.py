@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -118,10 +119,18 @@ class FusionCosts(Noun, frozen=True):
     beta_s_per_byte: float
 
 
-class Selection(Noun, frozen=True):
-    """The fastest allreduce in shared memory by size on ``devices``: what ``auto`` runs.
+IN_SHARED_MEMORY = ("one-shot", "two-shot")
+BY_MESSAGES = ("mpi", "recursive-doubling", "halving-doubling", "direct", "ring")
+"""What ``auto`` chooses from on ranks that share memory, and on ranks that do not."""
 
-    ``algorithms[i]`` for messages below ``below_bytes[i]``, the last one for all others.
+
+_CHANGE = 1.03
+
+
+class Selection(Noun, frozen=True):
+    """The fastest allreduce by size on ``devices``: what ``auto`` runs, in shared memory or by messages.
+
+    ``algorithms[i]`` for arrays below ``below_bytes[i]``, the last one for all others.
     """
 
     devices: int
@@ -130,10 +139,11 @@ class Selection(Noun, frozen=True):
 
     def __post_init__(self) -> None:
         _check_devices("a selection", self.devices)
-        if len(self.algorithms) != len(self.below_bytes) + 1 or not set(self.algorithms) <= {"one-shot", "two-shot"}:
+        of_one_place = any(set(self.algorithms) <= set(names) for names in (IN_SHARED_MEMORY, BY_MESSAGES))
+        if len(self.algorithms) != len(self.below_bytes) + 1 or not of_one_place:
             raise ConfigError(
                 f"selection of {list(self.algorithms)} below {list(self.below_bytes)} bytes",
-                allowed="one-shot and two-shot, one more than sizes",
+                allowed=f"{' and '.join(IN_SHARED_MEMORY)}, or else {', '.join(BY_MESSAGES)}; one more than sizes",
             )
         if any(a >= b for a, b in itertools.pairwise((0, *self.below_bytes))):
             raise ConfigError(
@@ -143,6 +153,35 @@ class Selection(Noun, frozen=True):
     def algorithm(self, size_bytes: int) -> str:
         """Return the algorithm for a message of that size."""
         return self.algorithms[sum(size_bytes >= bound for bound in self.below_bytes)]
+
+    @property
+    def by_messages(self) -> bool:
+        """Whether it was measured on ranks that share no memory."""
+        return self.algorithms[0] in BY_MESSAGES
+
+    @staticmethod
+    def fastest(devices: int, times_s: Mapping[int, Mapping[str, float]]) -> Selection:
+        """Return the selection with the least product of times over the sizes, from ``times_s[size_bytes][algorithm]``.
+
+        Each change of the algorithm counts as ``_CHANGE``, so that noise makes none. Between two sizes with different
+        algorithms it changes in the middle, by ratio.
+        """
+        sizes = sorted(times_s)
+        best: list[tuple[float, tuple[str, ...]]] = [(0.0, ())]
+        for size in sizes:
+            steps = [
+                (cost + math.log(time_s) + math.log(_CHANGE) * (bool(names) and names[-1] != name), (*names, name))
+                for name, time_s in times_s[size].items()
+                for cost, names in best
+            ]
+            best = [min(step for step in steps if step[1][-1] == name) for name in times_s[size]]
+        _, fastest = min(best)
+        changes = [number for number in range(1, len(sizes)) if fastest[number] != fastest[number - 1]]
+        return Selection(
+            devices=devices,
+            algorithms=tuple(fastest[number] for number in (0, *changes)),
+            below_bytes=tuple(math.isqrt(sizes[number - 1] * sizes[number]) + 1 for number in changes),
+        )
 
     @staticmethod
     def usual(devices: int) -> Selection:

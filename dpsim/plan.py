@@ -37,7 +37,7 @@ class Plan(Noun, frozen=True):
     holds at least this much, under horovod and capped it is a maximum; ``None`` is the rule's own default, and 0 is
     one bucket per tensor under every rule.
     ``layout`` is ``2x4`` for 2 nodes of 4 devices; empty: nothing is known of nodes (flat).
-    ``algorithm`` ``auto`` is the fastest in shared memory by size (``dpsim.machine.Selection``), MPI's own without it.
+    ``algorithm`` ``auto`` is the fastest by size, in shared memory or by messages (``dpsim.machine.Selection``).
     ``leaves`` > 0 makes training reproducible: each global batch is cut into so many leaves, and whatever is summed
     over samples is added leaf by leaf in one fixed order, so that results have the same bits on any number of devices
     (up to one per leaf). ``strategy`` is one of ``dpsim.strategy``, with its settings. Which combinations are

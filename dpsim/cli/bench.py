@@ -18,10 +18,13 @@ Examples:
   dpsim bench allreduce
   dpsim bench allreduce --devices 2 --min 4B --max 64MiB --factor 4
     --algorithm all --dtype float32 --output reports/allreduce
-  dpsim bench allreduce --peer-env openmpi=/opt/env-openmpi --peers mpi,openmpi
+  dpsim bench allreduce --peers mpi,openmpi=/opt/env-openmpi
+  dpsim bench allreduce --network shaped:4x200mbit
   dpsim bench allreduce --max 64KiB --peers none --plot small.png
   dpsim bench allreduce --algorithm star.py:star,ring-messages,mpi
   dpsim bench allreduce --backend cuda --devices 4 --max 256MiB --dtype bfloat16"""
+
+_MOST_BETWEEN_HOSTS = 2**20
 
 
 def group() -> App:
@@ -43,11 +46,10 @@ class BenchFlags(flags.Flags):
     )
     dtype: str | None = flags.flag("float32 (the default) or float64; on GPUs also float16 or bfloat16.")
     backend: Backend | None = flags.flag("cpu (the default) or cuda.")
+    network: str | None = flags.flag("node, or hosts whose links are shaped, like shaped:4x200mbit (node).")
     peers: str | None = flags.flag(
-        "auto (all that are installed), none, or a list of mpi, gloo, nccl and names from --peer-env."
-    )
-    peer_env: str | None = flags.flag(
-        "NAME=FOLDER,...: virtual environments with another MPI library, or with PyTorch for gloo."
+        "none, or a list of auto (all that are installed), mpi, gloo, nccl, and NAME=FOLDER: a virtual environment with"
+        " another MPI library, or with PyTorch for gloo."
     )
     budget: str | None = flags.flag("Time to spend on measuring, like 60s; at least three rounds are measured.")
     wait_until_quiet: flags.WaitUntilQuiet = None
@@ -68,22 +70,26 @@ def allreduce(*, given: BenchFlags) -> int:
     from dpsim.harness.bench.measure import measure
     from dpsim.harness.bench.result import result as result_of
     from dpsim.harness.load import KINDS
+    from dpsim.network import NODE, Network
     from dpsim.records.bench import RECORD, AllreduceBench
     from dpsim.report.bench import bandwidth_chart
     from dpsim.report.saved import SavedResult
 
     flags.writable(given.output, folders=("bench",))
     outputs.drawable(given.plot)
+    hosts = Network.parse(given.network or NODE).hosts or None
+    peers, environments = _peers(given.peers)
     fields = readers.provided(
-        devices=given.devices,
+        network=given.network,
+        devices=hosts if given.devices is None else given.devices,
         min_bytes=_size("--min", given.min),
-        max_bytes=_size("--max", given.max),
+        max_bytes=_size("--max", given.max) or (hosts and _MOST_BETWEEN_HOSTS),
         factor=given.factor,
-        algorithms=_algorithms(given.algorithm, given.backend or "cpu"),
+        algorithms=_algorithms(given.algorithm, given.backend or "cpu", given.network or NODE),
         dtype=given.dtype,
         backend=given.backend,
-        peers=_peers(given.peers),
-        peer_envs=_environments(given.peer_env),
+        peers=peers,
+        peer_envs=environments,
         budget_s=readers.budget(given.budget),
     )
     with locked(given.output):
@@ -110,29 +116,27 @@ def _size(flag: str, text: str | None) -> int | None:
     return None if size is None else int(size)
 
 
-def _algorithms(text: str | None, backend: Backend) -> tuple[str, ...] | None:
+def _algorithms(text: str | None, backend: Backend, network: str) -> tuple[str, ...] | None:
     """Return the algorithms of a list; ``all`` in it stands for dpsim's own."""
     from dpsim.study.runners.allreduce.algorithms import bench_algorithms
 
     names = readers.listed("--algorithm", text, str)
     if names is None or "all" not in names:
         return names
-    own = bench_algorithms(backend)
+    own = bench_algorithms(backend, network)
     return (*own, *(name for name in names if name not in ("all", *own)))
 
 
-def _peers(text: str | None) -> tuple[str, ...] | None:
-    if text == "none":
-        return ()
-    return None if text == "auto" else readers.listed("--peers", text, str)
-
-
-def _environments(text: str | None) -> dict[str, str] | None:
+def _peers(text: str | None) -> tuple[tuple[str, ...] | None, dict[str, str]]:
+    """Return the peers of a list (None: all), and the folders of those that have one."""
     from dpsim.errors import ConfigError
 
-    pairs = readers.listed("--peer-env", text, lambda part: part.partition("="))
-    if pairs is not None and not all(name and folder for name, _, folder in pairs):
+    if text == "none":
+        return (), {}
+    pairs = [part.partition("=") for part in readers.listed("--peers", text, str) or ("auto",)]
+    if not all(name and bool(folder) == bool(equals) for name, equals, folder in pairs):
         raise ConfigError(
-            f"--peer-env is {text!r}", allowed="NAME=FOLDER,...", remedy="write it like openmpi=/opt/env-openmpi"
+            f"--peers is {text!r}", allowed="names and NAME=FOLDER", remedy="write it like mpi,openmpi=/opt/env-openmpi"
         )
-    return None if pairs is None else {name: folder for name, _, folder in pairs}
+    names = tuple(name for name, _, _ in pairs)
+    return None if "auto" in names else names, {name: folder for name, equals, folder in pairs if equals}

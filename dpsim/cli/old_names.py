@@ -29,6 +29,7 @@ NEW_LINES = {
 }
 """By an old command today's line: ``all`` its words, ``files`` the first ones by commas, ``rest`` the others."""
 NEW_FLAGS: dict[str, dict[str, str]] = {
+    "bench": {"--peer-env": "--peers"},
     "estimate": {"--rows": "--from-steps", "--row": "--from-steps"},
     "explore": {"--output": "--page"},
     "measure": {"--bucket-cap": "--fusion-threshold", "--communication": "--algorithm"},
@@ -72,7 +73,8 @@ def current(arguments: Sequence[str], app: App) -> Sequence[str]:
     else:
         gone = [word.partition("=")[0] for word in rest if word not in new and word.startswith("--")]
         given = f"{', '.join(gone)} of dpsim {name} has another spelling in this version"
-        allowed = f"{flags.SET} NAME=VALUE of {', '.join(flags.by_set(command))}"
+        by_set = ", ".join(flags.by_set(command))
+        allowed = f"{flags.SET} NAME=VALUE of {by_set}" if by_set else f"the flags that dpsim {name} --help shows"
         line = f"dpsim {name} {shlex.join(new)}"
     raise ConfigError(given, allowed=allowed, remedy=f"type: {line}")
 

@@ -75,7 +75,7 @@ def prepare(
 
 
 def by_messages(algorithm: str, *, compressed: bool) -> str:
-    """Return what takes the place of an algorithm in shared memory where the ranks share none."""
+    """Return what takes the place of an algorithm in shared memory where the ranks share none and measured nothing."""
     if ALGORITHMS.find(algorithm).place != "shared memory":
         return algorithm
     return "direct" if compressed else "mpi"

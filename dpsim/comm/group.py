@@ -52,6 +52,14 @@ def quiet_start(comm: MPI.Intracomm) -> float:
     return float(moment[0])
 
 
+def start_together(comm: MPI.Intracomm, *, asleep: bool) -> float:
+    """Let all ranks begin at once, and return when they were to. Collective. ``asleep``: see ``quiet_start``."""
+    if asleep:
+        return quiet_start(comm)
+    comm.Barrier()
+    return now()
+
+
 def _sleep_through(request: MPI.Request, nap_s: float = _NAP_S) -> None:
     while not request.Test():
         time.sleep(nap_s)

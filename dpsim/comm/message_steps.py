@@ -17,7 +17,7 @@ from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.comm.message_program import Extent, Message, Program, Rounding, View, lower
-from dpsim.comm.transport import Array, CollectiveSteps, Request, Transport, wait
+from dpsim.comm.transport import Array, CollectiveSteps, PersistentRound, Request, Transport, wait
 from dpsim.errors import unknown
 from dpsim.kernels.allreduce import algorithms
 from dpsim.kernels.allreduce.shards import shard_bounds
@@ -35,6 +35,13 @@ class _Bound(NamedTuple):
     rounds: tuple[tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...], tuple[tuple[int, ...], ...]], ...]
     numbers: int
     codes: int
+
+
+_KEPT_BYTES = 2**16
+_Messages = tuple[list[tuple[Array, int]], list[tuple[Array, int]]]
+"""The arrays that a rank receives, and those that it sends, each with its peer."""
+_Work = list[tuple[Callable[..., object], list[Array]]]
+"""The functions that a rank calls after a round, and their operands."""
 
 
 class MessageAllreduce:
@@ -66,24 +73,65 @@ class MessageAllreduce:
         if compression is not None:
             self._functions += [compression.round, compression.add, compression.encode, compression.decode]
 
+        self._ran = False
+        self._persistent: list[tuple[PersistentRound | None, _Work]] | None = None
+
     def start(self) -> CollectiveSteps:
-        t, functions, arrays = self._transport, self._functions, self._arrays
-        places, rounds, numbers, codes = self._bound
-        split = numbers * arrays[0].itemsize
-        buffers = np.empty(split + 2 * codes, np.uint8)  # one piece, since malloc keeps one for the next time, not two
-        memories = [*arrays, buffers[:split].view(arrays[0].dtype), buffers[split:].view(np.uint16)]
-        views = [memories[memory][first:stop] for memory, first, stop in places]
-        for receives, sends, work in rounds:
-            pending: list[Request] = [t.receive(views[number], peer) for number, peer in receives]
-            pending += [t.send(views[number], peer) for number, peer in sends]
-            if pending:
-                yield pending
-            for kind, *operands in work:
-                functions[kind](*[views[number] for number in operands])
+        for messages, work in self._rounds():
+            if isinstance(messages, tuple):
+                receives, sends = messages
+                pending: list[Request] = [self._transport.receive(view, peer) for view, peer in receives]
+                pending += [self._transport.send(view, peer) for view, peer in sends]
+                if pending:
+                    yield pending
+            elif messages is not None:
+                yield [messages.start()]
+            for function, operands in work:
+                function(*operands)
 
     def run(self) -> None:
-        for pending in self.start():
-            wait(self._transport, pending)
+        if self._persistent is None:
+            for pending in self.start():
+                wait(self._transport, pending)
+            return
+        for messages, work in self._persistent:
+            if messages is not None:
+                messages.run()
+            for function, operands in work:
+                function(*operands)
+
+    def _rounds(self) -> Iterable[tuple[_Messages | PersistentRound | None, _Work]]:
+        """Return the messages of each round, and what is computed after it.
+
+        From the second run on these are persistent where buffers are small: long ones are not kept between the runs.
+        """
+        if self._persistent is not None:
+            return self._persistent
+        bound, again, self._ran = self._bound, self._ran, True
+        split = bound.numbers * self._arrays[0].itemsize
+        buffers = np.empty(split + 2 * bound.codes, np.uint8)  # one piece, since malloc keeps one for the next time
+        memories = [*self._arrays, buffers[:split].view(self._arrays[0].dtype), buffers[split:].view(np.uint16)]
+        views = [memories[memory][first:stop] for memory, first, stop in bound.views]
+        plain: list[tuple[_Messages, _Work]] = [
+            (
+                (
+                    [(views[number], peer) for number, peer in receives],
+                    [(views[number], peer) for number, peer in sends],
+                ),
+                [(self._functions[kind], [views[number] for number in operands]) for kind, *operands in work],
+            )
+            for receives, sends, work in bound.rounds
+        ]
+        if not again or buffers.nbytes > _KEPT_BYTES:
+            return plain
+        persistent = []
+        for messages, work in plain:
+            made = self._transport.prepare_round(*messages) if any(messages) else None
+            if made is None and any(messages):
+                return plain
+            persistent.append((made, work))
+        self._persistent = persistent
+        return persistent
 
 
 def _copy(source: Array, target: Array) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 from mpi4py import MPI
@@ -13,9 +15,19 @@ from numpy.typing import NDArray
 
 from dpsim.algorithms import algorithms_in
 from dpsim.collective import CollectiveKind
+from dpsim.comm import allreduce
 from dpsim.comm.compression import Compression
 from dpsim.comm.shared import shared_memory
-from dpsim.comm.transport import Array, PersistentAllreduce, Request, SummationOrder, Transport, aligned_bytes, wait
+from dpsim.comm.transport import (
+    Array,
+    PersistentAllreduce,
+    PersistentRound,
+    Request,
+    SummationOrder,
+    Transport,
+    aligned_bytes,
+    wait,
+)
 from dpsim.errors import AllreduceError, ConfigError
 from dpsim.kernels.allreduce.algorithms import node_by_node
 from dpsim.kernels.allreduce.cpu import STAGING_BYTES, Reduction, SharedGroup, shard_kernel
@@ -63,12 +75,39 @@ class MpiRequest:
         return None
 
 
+class MpiRound:
+    """Persistent MPI requests as one round of messages. ``blocking``: each rank has a core, so that MPI may spin."""
+
+    def __init__(self, t: MpiTransport, requests: list[MPI.Prequest], *, blocking: bool) -> None:
+        self._transport, self._requests, self._blocking = t, requests, blocking
+        self._request = MpiRequest(cast(list[MPI.Request], requests))
+        weakref.finalize(self, _free, requests)
+
+    def start(self) -> Request:
+        MPI.Prequest.Startall(self._requests)
+        return self._request
+
+    def run(self) -> None:
+        MPI.Prequest.Startall(self._requests)
+        if self._blocking:
+            MPI.Request.Waitall(self._requests)
+        else:
+            wait(self._transport, [self._request])
+
+
+def _free(requests: list[MPI.Prequest]) -> None:
+    if not MPI.Is_finalized():
+        for request in requests:
+            request.Free()
+
+
 class MpiTransport:
     """MPI's messages, and shared memory where all ranks are on one machine.
 
-    ``selection`` is what ``auto`` takes by size. ``world``: see ``networks.transport``. Where memory cannot be shared,
-    that is printed to stderr. On shaped hosts, all of which are this machine's, nothing is shared, and ranks that share
-    cores sleep while they wait: then the kernel's network threads have the cores.
+    ``selection`` is what ``auto`` takes by size; one that is not of the place where it runs counts as none. ``world``:
+    see ``networks.transport``. Where memory cannot be shared, that is printed to stderr. On shaped hosts, all of which
+    are this machine's, nothing is shared, and ranks that share cores sleep while they wait: then the kernel's network
+    threads have the cores.
     """
 
     def __init__(
@@ -117,7 +156,7 @@ class MpiTransport:
         if self.rank == 0:
             print(
                 f"dpsim: the {self.size} ranks of this machine cannot share {format_size(size_bytes)} of memory;"
-                " MPI's own allreduce is used instead, which is slower\n"
+                " messages are used instead, which are slower\n"
                 "  to do:   raise the limits on memory and the size of files (ulimit -v, -f), or use fewer devices",
                 file=sys.stderr,
             )
@@ -132,7 +171,13 @@ class MpiTransport:
         kind: CollectiveKind = "allreduce",
         replicas: int = 1,
     ) -> PersistentAllreduce | None:
-        return self.kernel(data, algorithm, compression, order, kind, replicas) if algorithm in self._kernels else None
+        if algorithm not in self._kernels:
+            return None
+        kernel = self.kernel(data, algorithm, compression, order, kind, replicas)
+        plain = compression is None and order is None and kind == "allreduce" and replicas == 1
+        if kernel is None and algorithm == "auto" and plain and self._selection.by_messages:
+            return allreduce.prepare(self, data, self._selection.algorithm(data.nbytes))
+        return kernel
 
     def kernel(
         self,
@@ -157,7 +202,8 @@ class MpiTransport:
         most = data.nbytes * max(map(sums.owners.count, sums.owners))
         name = algorithm
         if algorithm == "auto":
-            name = self._selection.algorithm(data.nbytes) if most <= STAGING_BYTES else "two-shot"
+            selection = Selection.usual(self.size) if self._selection.by_messages else self._selection
+            name = selection.algorithm(data.nbytes) if most <= STAGING_BYTES else "two-shot"
         version = find("cpu", name)
         if version.most_bytes is not None and most > version.most_bytes:
             raise ConfigError(
@@ -182,6 +228,15 @@ class MpiTransport:
     def sums_between_layers(self, sums: PartialSums, most_elements: Mapping[str, int]) -> OrderedSum | None:
         return None
 
+    def prepare_round(
+        self, receives: Sequence[tuple[Array, int]], sends: Sequence[tuple[Array, int]]
+    ) -> PersistentRound | None:
+        if type(self.comm) is not MPI.Intracomm:  # ranks that are threads (``dpsim.comm.local``)
+            return None
+        requests = [self.comm.Recv_init(data, source, _PAYLOAD_TAG) for data, source in receives]
+        requests += [self.comm.Send_init(data, to, _PAYLOAD_TAG) for data, to in sends]
+        return MpiRound(self, requests, blocking=not (self.nap_s or self.oversubscribed))
+
     def send(self, data: Array, to: int) -> Request:
         return MpiRequest([self.comm.Isend(data, to, _PAYLOAD_TAG)])
 
@@ -199,6 +254,11 @@ class MpiTransport:
 
     def close(self) -> None:
         pass
+
+
+def shares_memory(comm: MPI.Intracomm) -> bool:
+    """Return whether all ranks of a group may share memory, on one host; collective."""
+    return _ranks_of_this_machine(comm) == comm.size and not on_shaped_hosts()
 
 
 def _ranks_of_this_machine(comm: MPI.Intracomm) -> int:

@@ -11,6 +11,7 @@ Messages between devices of one node of a layout are not the link's: they go as 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 from mpi4py import MPI
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from dpsim.comm.clock import now
 from dpsim.comm.mpi import MpiTransport, test
-from dpsim.comm.transport import Array, Request, Transport
+from dpsim.comm.transport import Array, PersistentRound, Request, Transport
 from dpsim.constraints import check
 from dpsim.machine import Network
 
@@ -121,6 +122,11 @@ class PacedTransport(MpiTransport):
     def _on_same_node(self, rank: int) -> bool:
         """Return whether that rank is on this rank's node."""
         return rank // self.devices_a_node == self.rank // self.devices_a_node
+
+    def prepare_round(
+        self, receives: Sequence[tuple[Array, int]], sends: Sequence[tuple[Array, int]]
+    ) -> PersistentRound | None:
+        return None  # each message leaves at a moment of its own
 
     def send(self, data: Array, to: int) -> Request:
         if self._on_same_node(to):

@@ -35,7 +35,8 @@ class Summation(NamedTuple):
 def element_orders(how: Summation, elements: int) -> list[tuple[int, Order]] | None:
     """Return the ends of ranges of elements, and the order of each; None where nobody knows it beforehand.
 
-    That is so of a user's own algorithm, of a library on GPUs, and of an MPI library whose order was not seen.
+    That is so of a user's own algorithm, of a library on GPUs, of an MPI library whose order was not seen, and of
+    ``auto`` by messages, which is chosen by measurement.
     """
     orders, bounds = _orders_and_bounds(how, elements)
     if orders is None:
@@ -63,6 +64,8 @@ def _orders_and_bounds(how: Summation, elements: int) -> tuple[list[Order] | Non
     if in_memory and not divided:  # every version of the kernels adds along this tree
         tree = normal_form(node_by_node(how.ranks, how.ranks).tree)
         return [Order(tree, tuple(range(how.ranks)))], whole
+    if algorithm == "auto" and not (in_memory or divided or how.compressed):
+        return None, whole
     if not (in_memory or divided):
         algorithm = by_messages(algorithm, compressed=how.compressed)
     if algorithm == "mpi":

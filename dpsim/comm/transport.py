@@ -32,6 +32,16 @@ class Request(Protocol):
         """Return when it will be done, on the shared clock, where that is known already."""
 
 
+class PersistentRound(Protocol):
+    """Messages between the same arrays that are sent again and again, one time after another."""
+
+    def start(self) -> Request:
+        """Start all of them."""
+
+    def run(self) -> None:
+        """Start all of them, and return when they are done."""
+
+
 CollectiveSteps = Generator[Sequence[Request], None, None]
 """Yields the messages of one round after another; the data is reduced when it ends."""
 
@@ -150,6 +160,11 @@ class Transport(Protocol):
 
         It is made ready for so many elements of each dtype. Collective.
         """
+
+    def prepare_round(
+        self, receives: Sequence[tuple[Array, int]], sends: Sequence[tuple[Array, int]]
+    ) -> PersistentRound | None:
+        """Prepare messages of arrays from and to ranks, or return None where each must be sent anew. Moves nothing."""
 
     def send(self, data: Array, to: int) -> Request: ...
 

@@ -52,7 +52,8 @@ class Bits:
     """What decides the bits of a plan's steps. Plans with equal ones have equal bits.
 
     ``orders`` are those of each tensor; None where they are not known beforehand: then ``scheme``, the buckets and what
-    adds them, decides. ``repeatable`` is false where buckets are decided while running and their order matters.
+    adds them, decides. ``repeatable`` is false where buckets, or what
+    adds them, are decided while running and their order matters.
     """
 
     work: Work
@@ -89,7 +90,8 @@ def plan_bits(schedule: Schedule, *, shares_memory: bool = True) -> Bits:
     )
     buckets = tuple(schedule.bucket_tensors(bucket) for bucket in range(schedule.buckets))
     orders = _orders(schedule, how, buckets) if plan.data_devices <= MOST_RANKS else None
-    return Bits(work, orders, (how, buckets), repeatable=not schedule.dynamic)
+    measured = plan.algorithm == "auto" and not shares_memory and plan.data_devices > 2
+    return Bits(work, orders, (how, buckets), repeatable=not (schedule.dynamic or measured))
 
 
 def _orders(schedule: Schedule, how: Summation, buckets: tuple[tuple[str, ...], ...]) -> dict[str, Ranges] | None:

@@ -10,6 +10,7 @@ from dpsim import codec
 from dpsim.algorithms import Backend
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
+from dpsim.network import NODE, Network
 from dpsim.records.sweep import Environment
 from dpsim.units import ITEM_BYTES, format_size
 
@@ -24,7 +25,7 @@ BETWEEN = "dpsim-gpus"
 
 
 class AllreduceBench(Noun, frozen=True):
-    """An allreduce benchmark on ``devices`` devices of this machine.
+    """An allreduce benchmark on ``devices`` devices of this machine; on a shaped ``network`` each is a host.
 
     Sizes grow from ``min_bytes`` (0: one element) to ``max_bytes`` by ``factor``. ``algorithms`` are dpsim's own; empty
     means all, and the default algorithm is always measured. ``peers`` are kinds of peers or names in ``peer_envs``;
@@ -43,10 +44,12 @@ class AllreduceBench(Noun, frozen=True):
     peer_envs: dict[str, str] = {}  # noqa: RUF012  (msgspec copies it)
     budget_s: float = 60.0
     seed: int = 0
+    network: str = NODE
 
     def __post_init__(self) -> None:
         if not 2 <= self.devices <= 1024:
             raise ConfigError(f"devices is {self.devices}", allowed="2 to 1024", remedy="give --devices 2 or more")
+        self._check_network()
         self._check_sizes()
         dtypes = CPU_DTYPES if self.backend == "cpu" else tuple(ITEM_BYTES)
         if self.dtype not in dtypes:
@@ -65,6 +68,28 @@ class AllreduceBench(Noun, frozen=True):
                 raise ConfigError(f"a peer environment named {name!r}", allowed=f"any name but {', '.join(PEERS)}")
         if not (math.isfinite(self.budget_s) and self.budget_s > 0):
             raise ConfigError(f"the budget is {self.budget_s} s", allowed="more than 0 s", remedy="give --budget 60s")
+
+    def _check_network(self) -> None:
+        network = Network.parse(self.network)
+        if network.paced or (network.shaped and self.backend == "cuda"):
+            raise ConfigError(
+                f"the network {self.network} on backend {self.backend}",
+                allowed="node, or on backend cpu shaped:HOSTSxBANDWIDTH",
+                remedy="write it like shaped:4x200mbit",
+            )
+        if network.shaped and self.devices != network.hosts:
+            raise ConfigError(
+                f"{self.devices} devices on {self.network}",
+                allowed=f"{network.hosts}: each is a host",
+                remedy="leave --devices out",
+            )
+
+    def line_s(self, size_bytes: int) -> float | None:
+        """Return the bound of an allreduce between hosts: 2 (n - 1) / n of its bytes at the slowest link's rate."""
+        network = Network.parse(self.network)
+        if not network.shaped:
+            return None
+        return 2 * (self.devices - 1) / self.devices * size_bytes / min(network.rates_bytes_per_s())
 
     def _check_sizes(self) -> None:
         item_bytes = ITEM_BYTES.get(self.dtype)

@@ -71,8 +71,9 @@ class BenchPoint(Row):
     )
     fraction_of_bound = _Column(
         "ratio",
-        "The time of scaling the same bytes in place / time_s; NaN at small sizes, where it means nothing.",
-        lambda p: _fraction(p.bound, p.series),
+        "The time of scaling the same bytes in place / time_s; NaN at small sizes, where it means nothing. Between "
+        "hosts that of 2 (n - 1) / n of the bytes at the network's rate / time_s.",
+        lambda p: _fraction(p.bound, p.series) if p.line_s is None else p.time_s and p.line_s / p.time_s,
     )
     wrong = _Column("count", "The elements that were not the exact sum.", lambda p: p.series.wrong)
     samples = _Column("count", "The calls that were timed.", lambda p: sum(map(len, p.series.rounds_ns)))
@@ -85,6 +86,11 @@ class BenchPoint(Row):
         "Whether it ran in a simulator of a GPU; its times then mean nothing.",
         lambda p: p.described.simulated,
     )
+
+    @property
+    def line_s(self) -> float | None:
+        """The bound between hosts (``AllreduceBench.line_s``); None on one machine."""
+        return self.record.bench.line_s(self.size_bytes)
 
     @functools.cached_property
     def described(self) -> System:
@@ -127,8 +133,9 @@ class Ratio(Noun, frozen=True):
 class BenchSize(Noun, frozen=True):
     """One size: the bound, dpsim's default and its fastest algorithm (both in place), and the peers, fastest first.
 
-    ``noise`` is the relative difference of the default algorithm's two runs (A/A). ``memcpy_bytes_per_s`` is the
-    bandwidth of the GPU's own copy of the same bytes, reading and writing; scaling should come near it.
+    ``best_mpi`` counts dpsim's ``mpi`` too between hosts. ``noise`` is the relative difference of the default
+    algorithm's two runs (A/A). ``memcpy_bytes_per_s`` is the bandwidth of the GPU's own copy of the same bytes, reading
+    and writing; scaling should come near it.
     """
 
     size_bytes: int

@@ -10,12 +10,14 @@ import msgspec
 import numpy as np
 
 from dpsim.codec import to_builtins
+from dpsim.network import NODE
 from dpsim.records.bench import OWN, BenchRecord
 from dpsim.records.bench_result import BenchResult
-from dpsim.report.bench_tables import SIMULATOR, bound_table, points_table, sizes_table
+from dpsim.report.bench_tables import SIMULATOR, bound_table, line_table, points_table, sizes_table
 from dpsim.report.charts import Chart, Lines, Look, Series
 from dpsim.report.content import Content, Facts, ReportFigure, ReportWarning, environment_facts
 from dpsim.report.saved import Samples
+from dpsim.report.table import Table
 from dpsim.report.terminal import TerminalReport
 from dpsim.report.words import counted, devices_name, percent
 from dpsim.report.write import PAGES, write_content
@@ -62,6 +64,14 @@ _CUDA = (
     "two with each other.",
     _NOISE,
 )
+_HOSTS = (
+    *_CPU[:2],
+    "Each system has hosts of its own, namespaces of this machine's kernel, which shapes their links. All ranks begin "
+    "a call at the same moment of a common clock, and a time is that of the slowest rank. Before each call every rank "
+    "rewrites its whole buffer; this is not timed.",
+    "The bound is 2 (n - 1) / n of the bytes at the rate of the slowest link.",
+    _NOISE,
+)
 _RULES = {"cpu": _CPU, "cuda": _CUDA}
 """How a benchmark measures on each backend."""
 
@@ -70,20 +80,26 @@ def content(result: BenchResult) -> Content:
     """Return what the report of a benchmark says."""
     bench = result.record.bench
     where = SIMULATOR if result.simulated else bench.backend
+    if bench.network != NODE:
+        where = f"{bench.network} (emulated)"
     name = f"allreduce of {bench.dtype} on {devices_name(bench.devices)}, {where}"
     return Content(
         name=name,
         heading=name,
         cards=(),
-        rules=_RULES[bench.backend],
+        rules=_RULES[bench.backend] if bench.network == NODE else _HOSTS,
         answers=tuple(answers(result)),
         warnings=tuple(warnings(result)),
         question="How close does each allreduce come to what memory allows, and how does dpsim compare with other "
         "libraries?",
-        tables=(sizes_table(result), bound_table(result), points_table(result)),
+        tables=(sizes_table(result), _bounds(result), points_table(result)),
         facts=_facts(result),
         environment=environment_facts(result.record.environment),
     )
+
+
+def _bounds(result: BenchResult) -> Table:
+    return bound_table(result) if result.record.bench.network == NODE else line_table(result)
 
 
 def systems(record: BenchRecord) -> Facts:
@@ -216,8 +232,9 @@ def show(result: BenchResult, page: Path | None, _: bool) -> Iterator[Any]:
     """Yield the systems, everything that was timed, and dpsim against its peers."""
     for name, description in systems(result.record):
         yield f"# {name}: {description}"
+    on_node = result.record.bench.network == NODE
     yield TerminalReport(
-        tables=(points_table(result), sizes_table(result)),
+        tables=(points_table(result), sizes_table(result)) if on_node else (_bounds(result),),
         warnings=tuple(warnings(result)),
         answers=tuple(answers(result)),
     )

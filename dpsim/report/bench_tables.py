@@ -76,6 +76,37 @@ def bound_table(result: BenchResult) -> Table:
     )
 
 
+def line_table(result: BenchResult) -> Table:
+    """Return the share of the line's bound that every algorithm and peer reaches between hosts."""
+    shares: dict[str, dict[int, float]] = {}
+    for point in result.points:
+        of_name = shares.setdefault(point.algorithm if point.system == OWN else point.system, {})
+        of_name[point.size_bytes] = max(of_name.get(point.size_bytes, 0.0), point.fraction_of_bound or 0.0)
+
+    def share(name: str) -> Column[BenchSize]:
+        return Column(head=name, cell=lambda size: _share(shares[name].get(size.size_bytes) or None))
+
+    def over_best(size: BenchSize) -> str:
+        best = size.best_mpi
+        return "" if best is None else f"{1 / best.ratio:.2f} ({1 / best.high:.2f} to {1 / best.low:.2f})"
+
+    return table(
+        title=_title(f"Share of the line's bound on {result.record.bench.network} (emulated)", result),
+        columns=(
+            Column(head="size", cell=lambda size: format_size(size.size_bytes)),
+            Column(head="bound us", cell=lambda size: microseconds(size.bound_s)),
+            Column(head="auto us", cell=lambda size: microseconds(size.default_s)),
+            Column(head="auto / best MPI (95%)", cell=over_best, left=True),
+            Column(head="best MPI", cell=lambda size: size.best_mpi.system if size.best_mpi else "", left=True),
+            *map(share, shares),
+        ),
+        sections={f"in place, {_FRESH}": result.sizes},
+        note="The bound is 2 (n - 1) / n of the bytes at the rate of the slowest link, which passes on its first 16 kB "
+        "at once: small arrays may exceed it. Of an MPI's calls and persistent requests the faster counts. The best "
+        "MPI is the fastest of MPI's own: dpsim's mpi, and each thread level and algorithm of the library.",
+    )
+
+
 def points_table(result: BenchResult) -> Table:
     """Return everything that was timed, in the columns of nccl-tests."""
     timed: tuple[tuple[str, Callable[[BenchPoint], str]], ...] = (

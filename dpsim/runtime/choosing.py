@@ -10,8 +10,10 @@ from mpi4py import MPI
 from dpsim import processor
 from dpsim.choices import Choice, Choices, Problem
 from dpsim.comm.group import compile_among, quiet_barrier
+from dpsim.comm.mpi import shares_memory
 from dpsim.comm.selection import select
 from dpsim.errors import ConfigError
+from dpsim.machine import Selection
 from dpsim.replica import CodeTable, Timing, TunableReplica
 from dpsim.runtime import choice_file
 
@@ -61,19 +63,22 @@ def _measure(problems: Sequence[Problem], timing: Callable[[Problem], Timing], c
         quiet_barrier(comm)
 
 
-def choose_selection(comm: MPI.Intracomm) -> Choices:
-    """Return the choices, with the fastest allreduce of each size on the ranks of ``comm`` if these share memory.
+def choose_selection(comm: MPI.Intracomm) -> Selection:
+    """Return the fastest allreduce of each size on the ranks of ``comm``. Collective.
 
-    Known, or measured now. Collective.
+    On ranks that share memory it is known, or measured now and known from then on. Elsewhere it depends on the network
+    too, and is measured each time.
     """
+    if not shares_memory(comm):
+        return select(comm)
     choices: Choices = comm.bcast(choice_file.load() if comm.rank == 0 else None)
-    if choices.selection(comm.size) is not None:
-        return choices
-    if (measured := select(comm)) is None:
-        return choices
+    if (known := choices.selection(comm.size)) is not None:
+        return known
+    if (measured := select(comm)).by_messages:  # memory is too short to be shared
+        return measured
     merged = choice_file.add(choices, (), (measured,)) if comm.rank == 0 else None
     result: Choices = comm.bcast(merged)
-    return result
+    return result.selection(comm.size) or measured
 
 
 def agree_on_table(table: Callable[[], CodeTable], comm: MPI.Intracomm) -> CodeTable:

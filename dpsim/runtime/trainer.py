@@ -364,10 +364,10 @@ def _transports(
 ) -> _Transports:
     """Open a rank's transports, among the ranks of its class. A missing ``selection`` is measured. Collective."""
     plan = schedule.plan
-    measurable = not (plan.leaves or network.emulated or backend == "cuda") and plan.data_devices > 1
-    if selection is None and plan.algorithm == "auto" and measurable:
-        selection = choose_selection(comm).selection(plan.data_devices)
     group, world = (comm, None) if groups is None else (groups.alike, groups.world)
+    measurable = not (plan.leaves or network.paced or backend == "cuda") and group.size > 1
+    if selection is None and plan.algorithm == "auto" and measurable:
+        selection = choose_selection(group)
     gradients = transport(
         group,
         network,

@@ -57,7 +57,7 @@ OWN_TESTS = {
         "train --replay",
         "train --hostfile",
         "reproduce --against",
-        "bench allreduce --peer-env",
+        "bench allreduce --network",
     ),
     *("report --check", "report --page", "report --ledger", "report --share"),
     *(f"reproduce --{flag}" for flag in ("torch-script", "python", "script-may-write", "resume-on", "explain-bits")),

@@ -235,7 +235,7 @@ def test_without_shared_memory_each_rank_has_its_own_and_is_told(
 ) -> None:
     assert on_ranks("ranks_comm:unshared", {"algorithm": algorithm}, devices=3) == {"own": True, "right": True}
     said = capfd.readouterr().err
-    assert said.count("3 ranks of this machine cannot share 120 KiB of memory; MPI's own allreduce is used") == 1
+    assert said.count("3 ranks of this machine cannot share 120 KiB of memory; messages are used instead") == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from dpsim.comm import local
+from dpsim.comm.allreduce import prepare
 from dpsim.comm.local import LocalComm, LocalRanks, RankFailed
+from dpsim.comm.networks import transport
 from dpsim.errors import ConfigError
+from dpsim.machine import Network
 
 
 def first(ranks: int, task: Any) -> Any:
@@ -119,3 +122,16 @@ def test_a_rank_that_waits_elsewhere_does_not_keep_an_error_back(monkeypatch: py
     with pytest.raises(ConfigError, match="a value"):
         first(2, task)
     awaited.set()
+
+
+def test_an_allreduce_by_messages_runs_again_and_again() -> None:
+    def task(comm: LocalComm) -> Generator[Any]:
+        data = np.empty(5, np.float32)
+        ring, sums = prepare(transport(comm, Network()), data, "ring"), []
+        for run in range(3):
+            data[...] = comm.rank + run
+            ring.run()
+            sums.append(float(data[-1]))
+        yield sums
+
+    assert first(3, task) == [3.0, 6.0, 9.0]

@@ -109,3 +109,9 @@ def test_orders_cover_every_element_once() -> None:
     assert ends == sorted(set(ends)) and ends[-1] == 1001 and len({order for _, order in ranges}) == 4
     assert element_orders(Summation("ring", 3), 1) == [(1, Order(((0, 1), 2), ()))]
     assert math.isclose(ends[0], 251)
+
+
+def test_nobody_knows_beforehand_in_which_order_auto_adds_by_messages() -> None:
+    between = [Summation("auto", ranks, shares_memory=False) for ranks in (2, 3)]
+    assert [element_orders(how, 5) for how in between] == [[(5, Order((0, 1), ()))], None]
+    assert element_orders(between[1]._replace(compressed=True), 5) is not None  # by the direct exchange

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -32,7 +33,7 @@ from dpsim.records import bench
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.records.bench_result import BenchPoint
 from dpsim.report.bench import warnings
-from dpsim.report.bench_tables import placements
+from dpsim.report.bench_tables import line_table, placements
 from dpsim.study.environment import environment
 from dpsim.study.runners.allreduce import systems, turns
 from dpsim.study.runners.allreduce.algorithms import bench_algorithms
@@ -78,9 +79,14 @@ def test_without_a_smallest_size_it_begins_at_one_element() -> None:
         ("--backend cuda", "backend 'cuda' finds no GPU here", "--backend cpu"),
         ("--backend cuda --peers mpi", "the peer mpi on backend cuda", "nccl"),
         ("--backend rocm", "--backend is 'rocm'", "cpu, cuda"),
-        ("--peer-env openmpi", "--peer-env is 'openmpi'", "NAME=FOLDER"),
-        ("--peer-env openmpi=/nowhere", "has no bin/python", "python -m venv"),
-        ("--peer-env mpi=/nowhere", "a peer environment named 'mpi'", "any name but"),
+        ("--peers openmpi=", "--peers is 'openmpi='", "NAME=FOLDER"),
+        ("--peers auto,openmpi=/nowhere", "has no bin/python", "python -m venv"),
+        ("--peers mpi=/nowhere", "a peer environment named 'mpi'", "any name but"),
+        ("--peer-env openmpi=/nowhere", "--peer-env of dpsim bench", "--peers openmpi=/nowhere"),
+        ("--network paced:50us,1gbit", "the network paced:50us,1gbit on backend cpu", "shaped:4x200mbit"),
+        ("--network shaped:4x200mbit --devices 2", "2 devices on shaped:4x200mbit", "4: each is a host"),
+        ("--network shaped:4x200mbit --peers gloo", "the peer gloo on shaped:4x200mbit", "--peers mpi or none"),
+        ("--network shaped:4x200mbit --algorithm two-shot", "unknown algorithm 'two-shot'", "recursive-doubling"),
         ("--max 3TiB --factor 1024 --peers none", "take", "smaller --max"),
         ("--budget 0s", "the budget is 0.0 s", "more than 0 s"),
         ("--plot bandwidth.gif", "cannot draw --plot bandwidth.gif", ".png, .svg"),
@@ -504,3 +510,43 @@ def test_the_page_takes_its_fractions_from_a_record(tmp_path: Path) -> None:
     assert [row.split(" | ")[:2] for row in rows] == [[f"| `{v.name}`", v.backend] for v in versions()]
     (row,) = [row for row in rows if row.startswith("| `two-shot` | cpu")]
     assert row.endswith("| 80.0% |")
+
+
+def test_between_hosts_each_is_a_share_of_the_line_and_every_mpi_competes() -> None:
+    bench = {"network": "shaped:4x200mbit+slow-host=50%", "min_bytes": 2**20, "max_bytes": 2**20}
+    of_hosts = (
+        series("dpsim", "auto", [[250e3], [252e3]], default=True),
+        series("dpsim", "auto", [[250e3], [252e3]], repeat=1, default=True),
+        series("dpsim", "mpi", [[240e3], [242e3]]),
+        series("mpich-single", "mpi", [[300e3], [300e3]]),
+        series("mpich-multiple", "mpi-persistent", [[260e3], [260e3]]),
+    )
+    actual = result(
+        codec.decode(codec.to_builtins(record(*of_hosts)) | {"bench": bench | {"devices": 4}}, BenchRecord, "x")
+    )
+    line_s = 2 * 3 / 4 * 2**20 / (100e6 / 8)
+    assert [point.fraction_of_bound for point in actual.points] == [
+        pytest.approx(line_s / time_s) for time_s in (0.251, 0.241, 0.3, 0.26)
+    ]
+    (size,) = actual.sizes
+    assert size.bound_s == pytest.approx(line_s) and size.default == "auto"
+    assert size.best_mpi is not None and size.best_mpi.system == "dpsim"
+    assert size.best_mpi.ratio == pytest.approx(0.241 / 0.251, rel=1e-3)
+    assert [ratio.peer for ratio in size.peers] == ["mpich"]
+    shown = line_table(actual)
+    cells = dict(zip([column.head for column in shown.columns], shown.sections[0].rows[0], strict=True))
+    assert (cells["auto / best MPI (95%)"][:4], cells["best MPI"]) == ("1.04", "dpsim")
+    assert [cells[name] for name in ("auto", "mpi", "mpich-multiple")] == ["50.1%", "52.2%", "48.4%"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("tc") is None, reason="shaped hosts need root and tc")
+def test_between_shaped_hosts_auto_and_the_line_stand_in_one_table(dpsim: Dpsim) -> None:
+    more = "--network shaped:2x5mbit --max 4KiB --factor 1024 --peers none --algorithm ring --budget 1s --json"
+    code, out, err = dpsim("bench", "allreduce", *more.split())
+    assert code == 0, err
+    printed = json.loads(out)
+    assert {row["algorithm"] for row in printed["points"]} == {"auto", "ring"}
+    assert [size["bound_s"] for size in printed["summary"]["sizes"]] == [
+        pytest.approx(size * 8 / 5e6) for size in (4, 4096)
+    ]

@@ -119,3 +119,10 @@ def test_beyond_many_ranks_the_buckets_and_the_algorithm_decide() -> None:
     many = {"devices": 128, "global_batch": 256}
     assert bits(**many).same(bits(**many, overlap="poll"))
     assert not bits(**many).same(bits(**many, fusion_threshold_bytes=math.inf))
+
+
+@pytest.mark.parametrize(("algorithm", "devices", "same"), [("auto", 4, False), ("auto", 2, True), ("ring", 4, True)])
+def test_what_auto_takes_between_hosts_is_measured_in_each_run(algorithm: str, devices: int, same: bool) -> None:
+    plan = Plan(devices=devices, global_batch=64, algorithm=algorithm)
+    one, again = (plan_bits(lower(workload(), plan), shares_memory=False) for _ in range(2))
+    assert one.same(again) == same

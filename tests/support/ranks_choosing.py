@@ -25,7 +25,7 @@ def chosen(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> l
     timing = mock.Mock(wraps=Timing)
     choices = choosing.choose(PROBLEMS, timing, comm)
     if comm.size > 1:
-        choices = choosing.choose_selection(comm)
+        choices = choices.with_more((), (choosing.choose_selection(comm),))
     names = [choice.candidate for choice in choices.kernels]
     ratios = [choice.time_ratios for choice in choices.kernels]
     selections = [one.devices for one in choices.selections]

@@ -18,6 +18,7 @@ from dpsim.errors import CommunicationError, ConfigError
 from dpsim.launch import rank_info
 from dpsim.launch.resident_job import Job
 from dpsim.launch.scratch import scratch
+from dpsim.network import NODE
 from dpsim.progress import Progress
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.study.environment import environment
@@ -57,8 +58,8 @@ def effort(size_bytes: int, share: float = 1.0) -> dict[str, tuple[int, int, int
 class _RunningSystem:
     """A system whose ranks run: its variants at each size, and the share of the effort that it makes there."""
 
-    def __init__(self, system: System, job: Job) -> None:
-        self.system, self._job = system, job
+    def __init__(self, system: System, job: Job, *, cached: bool) -> None:
+        self.system, self._job, self._cached = system, job, cached
         self._variants: dict[int, list[dict[str, Any]]] = {}
         self._share: dict[int, float] = {}
 
@@ -75,7 +76,8 @@ class _RunningSystem:
     def visit(self, size: int, seed: int) -> _Visit:
         """Time every variant at a size, on the slowest rank."""
         begin_s = time.monotonic()
-        replies = self._job.ask({"do": "visit", "size_bytes": size, "seed": seed} | effort(size, self._share[size]))
+        kinds = effort(size, self._share[size]) | ({} if self._cached else {"cached": (0, 0, 0)})
+        replies = self._job.ask({"do": "visit", "size_bytes": size, "seed": seed} | kinds)
         self._share[size] = min(1.0, self._share[size] * _LONG_VISIT_S / (time.monotonic() - begin_s))
         return {
             kind: [np.max(ranks, axis=0).tolist() for ranks in zip(*(reply[kind] for reply in replies), strict=True)]
@@ -202,5 +204,7 @@ def _started(
             continue
         stack.callback(job.close)
         hello = {"library": job.hello["library"], "simulated": job.hello.get("simulated", False)}
-        running.append(_RunningSystem(msgspec.structs.replace(competitor.system, **hello), job))
+        running.append(
+            _RunningSystem(msgspec.structs.replace(competitor.system, **hello), job, cached=bench.network == NODE)
+        )
     return running

@@ -12,6 +12,7 @@ from dpsim.records.bench_result import FRACTION_FROM_BYTES, BenchPoint, BenchRes
 from dpsim.study.runners.allreduce.turns import MEMCPY, SCALING
 from dpsim.study.statistics import median_interval, median_ratio
 
+MPI = "mpi"
 REFERENCES = (SCALING, MEMCPY)
 """What is timed beside the allreduces, to compare them with."""
 
@@ -61,8 +62,12 @@ def _size(size: int, fresh: Sequence[BenchPoint]) -> BenchSize:
         next((p.time_s for p in fresh if p.algorithm == name and size >= FRACTION_FROM_BYTES), None)
         for name in REFERENCES
     )
-    peers = _ratios(first, [p for p in fresh if p.system != OWN and p.time_s is not None])
-    of_mpi = {p.system for p in fresh if p.described.kind == "mpi"}
+    timed = [p for p in fresh if p.time_s is not None and not p.series.repeat]
+    peers = _ratios(first, [p for p in timed if p.system != OWN])
+    line_s = first.line_s
+    of_mpi = [p for p in timed if p.described.kind == "mpi" or (line_s is not None and p.algorithm == MPI)]
+    if line_s is not None:
+        bound_s = line_s
     return BenchSize(
         size_bytes=size,
         bound_s=bound_s,
@@ -73,7 +78,7 @@ def _size(size: int, fresh: Sequence[BenchPoint]) -> BenchSize:
         best=best.algorithm,
         best_s=best.time_s,
         noise=None if second is None or first.time_s is None else abs(second / first.time_s - 1),
-        best_mpi=next((ratio for ratio in peers if ratio.system in of_mpi), None),
+        best_mpi=_ratio(first, of_mpi) if of_mpi and first.time_s is not None else None,
         peers=peers,
         memcpy_bytes_per_s=None if copy_s is None else 2 * first.devices * size / copy_s,
     )
@@ -85,10 +90,14 @@ def _time_s(point: BenchPoint) -> float:
 
 def _ratios(own: BenchPoint, others: Sequence[BenchPoint]) -> tuple[Ratio, ...]:
     """Return the ratio of every peer's fastest variant to dpsim's default, fastest peer first."""
-    ratios = []
-    for peer in dict.fromkeys(p.peer for p in others if own.time_s is not None):
-        fastest = min((p for p in others if p.peer == peer), key=_time_s)
-        ratio = median_ratio(medians_s(fastest.series), medians_s(own.series))
-        named = {name: getattr(fastest, name) for name in ("peer", "system", "algorithm", "in_place")}
-        ratios.append(Ratio(ratio=ratio.median, low=ratio.low, high=ratio.high, **named))
+    peers = dict.fromkeys(p.peer for p in others if own.time_s is not None)
+    ratios = [_ratio(own, [p for p in others if p.peer == peer]) for peer in peers]
     return tuple(sorted(ratios, key=lambda ratio: ratio.ratio))
+
+
+def _ratio(own: BenchPoint, others: Sequence[BenchPoint]) -> Ratio:
+    """Return the ratio of the fastest of other points to dpsim's default."""
+    fastest = min(others, key=_time_s)
+    ratio = median_ratio(medians_s(fastest.series), medians_s(own.series))
+    named = {name: getattr(fastest, name) for name in ("peer", "system", "algorithm", "in_place")}
+    return Ratio(ratio=ratio.median, low=ratio.low, high=ratio.high, **named)

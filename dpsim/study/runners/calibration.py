@@ -16,7 +16,7 @@ from dpsim.collective import size_ladder
 from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
-from dpsim.comm.group import first_ranks, group_of, quiet_barrier, quiet_start
+from dpsim.comm.group import first_ranks, group_of, quiet_barrier, start_together
 from dpsim.comm.networks import transport
 from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.comm.progress import BucketAllreduce
@@ -188,7 +188,7 @@ class IdleTable(CollectiveTable):
                 if self._computation is not None:
                     self._computation.run()
                 self._sample_begins()
-                start_s, begin_s = _start(self.group, self.link), now()
+                start_s, begin_s = start_together(self.group, asleep=bool(self.link.nap_s)), now()
                 run()
                 times_s[size].append((start_s if stops else begin_s, now()))
                 self._sample_ends(size)
@@ -268,10 +268,10 @@ class LoadedTable(CollectiveTable):
         for size in order:
             count = len(self._collectives[size])
             self._sample_begins()
-            _start(self.group, self.link)
+            start_together(self.group, asleep=bool(self.link.nap_s))
             plain_s = self.load.run(self._units[size], nothing)
             self._intervals_s.clear()
-            _start(self.group, self.link)
+            start_together(self.group, asleep=bool(self.link.nap_s))
             start_s = now()
             for collective in self._collectives[size]:
                 self._mechanism.submit(0, collective)
@@ -360,7 +360,7 @@ def calibrators(
         if group is not None:
             load, per_node = _load(config), layout.of_a_node
             if "auto" in config.algorithms and devices not in selected and (devices, layout) in config.layouts():
-                selected[devices] = select(group) or Selection.usual(devices)
+                selected[devices] = select(group)
             for subject in config.collectives(number):
                 of = subject.collective
                 if of.kind == "send" or (of.devices, of.layout) != (devices, layout):
@@ -390,14 +390,6 @@ def _load(config: CalibrateConfig) -> Load:
     if not config.model:
         return StandIn()
     return ReplicaLoad(config.model, config.dataset, config.local_batch, config.workload, config.compute_dtype)
-
-
-def _start(group: MPI.Intracomm, link: Transport) -> float:
-    """Let all ranks begin at once; the moment at which they were to."""
-    if link.nap_s:
-        return quiet_start(group)
-    group.Barrier()
-    return now()
 
 
 def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:

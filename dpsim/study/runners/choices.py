@@ -30,6 +30,6 @@ def tune_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progres
     problems = list(dict.fromkeys(problems))
     report(f"measuring {len(problems)} operations on {comm.size} ranks")
     choices = choose(problems, Timing, comm, again=True)
-    if comm.size > 1:
-        choices = choose_selection(comm)
+    if comm.size > 1 and not (selection := choose_selection(comm)).by_messages:
+        choices = choices.with_more((), (selection,))
     return dict(codec.to_builtins(choices)) if comm.rank == 0 else None

@@ -10,6 +10,7 @@ from dpsim import user_code
 from dpsim.algorithms import Backend, algorithms_in
 from dpsim.errors import ConfigError, unknown
 from dpsim.kernels.allreduce.registry import versions
+from dpsim.network import NODE
 from dpsim.records.bench import AllreduceBench
 
 _EXPECTED = user_code.Expected(
@@ -21,9 +22,17 @@ _EXPECTED = user_code.Expected(
 MESSAGES = "-messages"
 """The suffix of an algorithm that sends messages, where a version in shared memory has the plain name."""
 
+BETWEEN_HOSTS = "auto"
+"""The default algorithm between hosts, which share no memory."""
 
-def bench_algorithms(backend: Backend) -> tuple[str, ...]:
-    """Return all algorithms: the kernels, and on CPUs also MPI's own allreduce and those that send messages."""
+
+def bench_algorithms(backend: Backend, network: str = NODE) -> tuple[str, ...]:
+    """Return all algorithms: the kernels, and on CPUs also MPI's own allreduce and those that send messages.
+
+    Between the hosts of a shaped network there are the latter alone, and ``auto``.
+    """
+    if network != NODE:
+        return (BETWEEN_HOSTS, *(name for name in algorithms_in("library", "messages") if name != "hierarchical"))
     kernels = tuple(version.name for version in versions(backend))
     others = () if backend == "cuda" else algorithms_in("messages", "library")
     return (*kernels, *(name + MESSAGES * (name in kernels) for name in others if name != "hierarchical"))
@@ -31,7 +40,7 @@ def bench_algorithms(backend: Backend) -> tuple[str, ...]:
 
 def check_algorithms(bench: AllreduceBench) -> None:
     """Raise ``ConfigError`` for an algorithm that the benchmark's backend does not have, or that cannot be imported."""
-    allowed = bench_algorithms(bench.backend)
+    allowed = bench_algorithms(bench.backend, bench.network)
     for algorithm in bench.algorithms:
         if user_code.is_function(algorithm):
             if bench.backend == "cuda":
@@ -39,6 +48,10 @@ def check_algorithms(bench: AllreduceBench) -> None:
                     f"the algorithm {algorithm} on backend cuda: its messages go between processes on CPUs",
                     allowed=", ".join(("all", *allowed)),
                     remedy="leave --backend cuda out",
+                )
+            if bench.network != NODE:
+                raise ConfigError(
+                    f"the algorithm {algorithm} on {bench.network}", allowed=", ".join(allowed), remedy="leave one out"
                 )
             own_function(algorithm)
         elif algorithm not in allowed:

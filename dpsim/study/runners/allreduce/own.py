@@ -16,7 +16,6 @@ from dpsim.comm.transport import Array, SteppedAllreduce, pause
 from dpsim.errors import AllreduceError
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.elementwise import scaling
-from dpsim.machine import Selection
 from dpsim.runtime.choosing import choose_selection
 from dpsim.study.runners.allreduce.algorithms import MESSAGES, label, own_function
 from dpsim.study.runners.allreduce.turns import SCALE, SCALING, HostRank, Variant
@@ -32,7 +31,7 @@ class OwnRank(HostRank):
     def __init__(self, comm: MPI.Intracomm, argument: dict[str, Any]) -> None:
         self._algorithms: list[str] = argument["algorithms"]
         self._transport = MpiTransport(comm.Dup())
-        self._selection = choose_selection(comm).selection(comm.size) or Selection.usual(comm.size)
+        self._selection = choose_selection(comm)
         dtype = np.dtype(argument["dtype"])
         window = self._transport.allocate(argument["count"] * dtype.itemsize).view(dtype)
         super().__init__(comm.rank, "dpsim", argument, window)

@@ -21,6 +21,7 @@ from dpsim.installation import install
 from dpsim.launch import jobs
 from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.launch.resident_job import Job, run_commands
+from dpsim.network import NODE
 from dpsim.records.bench import BETWEEN, OWN, AllreduceBench, System
 from dpsim.study.environment import version
 from dpsim.study.runners.allreduce import turns
@@ -36,6 +37,8 @@ _PROBE = (
 SIMULATED_BYTES = 1024
 _OPENMPI_FLAGS = ("--oversubscribe", "--allow-run-as-root", "--bind-to", "none")
 _GLOO = "torch"
+_MPICH_ALGORITHM = "MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM"
+_MPICH_ALGORITHMS = ("recursive_doubling", "reduce_scatter_allgather", "ring")
 _THROTTLE = {"MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1"}
 
 
@@ -79,6 +82,8 @@ def systems(bench: AllreduceBench) -> list[SystemLaunch]:
     """Return dpsim first, then the peers. Raises ``ConfigError`` for a named peer that is not installed."""
     if bench.backend == "cuda":
         return _on_gpus(bench)
+    if bench.network != NODE:
+        return _between_hosts(bench)
     launches = [_on_ranks(bench, OWN, "dpsim", "ranks pinned to cores", "own:OwnRank", pin=True)]
     if bench.peers == ():
         return launches
@@ -176,23 +181,46 @@ def _between_gpus(bench: AllreduceBench) -> list[SystemLaunch]:
 def _on_ranks(
     bench: AllreduceBench,
     name: str,
-    kind: Literal["dpsim", "nccl"],
+    kind: Literal["dpsim", "mpi", "nccl"],
     how: str,
     rank: str,
     *,
     processes: int | None = None,
     pin: bool = False,
+    env: Mapping[str, str] | None = None,
 ) -> SystemLaunch:
     """Return a system whose ranks are those of a job; ``rank`` is the class of its ranks in this package."""
-    algorithms = list(bench.algorithms or bench_algorithms(bench.backend))
+    algorithms = list(bench.algorithms or bench_algorithms(bench.backend, bench.network))
     if bench.backend == "cuda":
         algorithms = list(dict.fromkeys([*algorithms, CUDA_VERSIONS["auto"]]))
     more = {"algorithms": algorithms, "system": f"dpsim.study.runners.allreduce.{rank}"}
 
     def run(argument: dict[str, Any], folder: Path) -> None:
-        jobs.on_ranks(_TASK, argument | more, devices=processes or bench.devices, pin=pin)
+        devices = processes or bench.devices
+        jobs.on_ranks(_TASK, argument | more, devices=devices, pin=pin, env=env, networks=[bench.network])
 
-    return SystemLaunch(system=System(name=name, peer=name, kind=kind, how=how), run=run, processes=processes)
+    peer = name.partition("-")[0] if kind == "mpi" else name
+    return SystemLaunch(system=System(name=name, peer=peer, kind=kind, how=how), run=run, processes=processes)
+
+
+def _between_hosts(bench: AllreduceBench) -> list[SystemLaunch]:
+    """Return dpsim and the installed MPI, each on hosts of its own; mpich at its thread levels and algorithms."""
+    launches = [_on_ranks(bench, OWN, "dpsim", "one rank a host", "hosts:OwnHostRank")]
+    if bench.peers == ():
+        return launches
+    python = _this_python()
+    if refused := next((peer for peer in bench.peers or () if peer not in ("mpi", python.name)), None):
+        raise ConfigError(f"the peer {refused} on {bench.network}", allowed="mpi", remedy="give --peers mpi or none")
+    variables = [
+        (f"{level}{'-throttled' * slow}", level, _THROTTLE if slow else {}) for level, slow in _mpi_modes(bench, python)
+    ]
+    if "mpich" in python.has:
+        variables += [(name.replace("_", "-"), "multiple", {_MPICH_ALGORITHM: name}) for name in _MPICH_ALGORITHMS]
+    for name, level, variable in variables:
+        how = ", ".join(["one rank a host", *(f"{key}={value}" for key, value in variable.items())])
+        env = {"MPI4PY_RC_THREAD_LEVEL": level, **variable}
+        launches.append(_on_ranks(bench, f"{python.name}-{name}", "mpi", how, "hosts:MpiHostRank", env=env))
+    return launches
 
 
 def _mpi_modes(bench: AllreduceBench, python: Python) -> list[tuple[str, bool]]:
@@ -244,4 +272,5 @@ def rank_argument(bench: AllreduceBench, page: str) -> dict[str, Any]:
         "page": page,
         "dtype": bench.dtype,
         "count": bench.sizes()[-1] // ITEM_BYTES[bench.dtype],
+        "network": bench.network,
     }

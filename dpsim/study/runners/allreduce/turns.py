@@ -281,13 +281,16 @@ class HostRank(SystemRank):
 class MpiRank(HostRank):
     """MPI's own allreduce: as a call, and as a persistent request where the library has them (MPI 4)."""
 
+    requests: list[Any]
+    """The persistent ones that were made."""
+
     def __init__(self, argument: Mapping[str, Any]) -> None:
         import mpi4py
 
         mpi4py.rc.thread_level = argument["thread_level"]
         from mpi4py import MPI
 
-        self._mpi, self._comm = MPI, MPI.COMM_WORLD
+        self._mpi, self._comm, self.requests = MPI, MPI.COMM_WORLD, []
         if self._comm.size != argument["ranks"]:
             raise SystemExit(f"mpiexec was asked for {argument['ranks']} ranks, and MPI sees {self._comm.size}")
         library = " ".join(MPI.Get_library_version().replace("\0", "").split("\n")[0].split())[:60]
@@ -312,6 +315,7 @@ class MpiRank(HostRank):
             request = comm.Allreduce_init(MPI.IN_PLACE, send)
         except NotImplementedError:
             return variants
+        self.requests.append(request)
 
         def persistent() -> None:
             request.Start()
