@@ -110,7 +110,7 @@ def on_ranks(
             environment = _local_environment(environment, folder)
         if protection is not None:
             command = protected(command, protection, folder)
-        if shaped:
+        if between is not None:
             command = [*between.enter, *command]
         code = mpiexec.run(command, folder, listener, state, environment, timeout_s, stdout=stdout, show=show)
     if code == 0 and state.result:

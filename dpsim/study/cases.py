@@ -19,8 +19,8 @@ def run(task: str, given: Noun | dict[str, Any], devices: int, progress: Progres
 
     They are on hosts of their own where ``networks`` are shaped.
     """
-    given = codec.to_builtins(given)
-    return on_ranks(task, given, devices=devices, pin=True, progress=progress, networks=networks)
+    argument = codec.to_builtins(given)
+    return on_ranks(task, argument, devices=devices, pin=True, progress=progress, networks=networks)
 
 
 def run_side_by_side(task: str, cases: Sequence[Noun], progress: Progress, **given: Any) -> Any:

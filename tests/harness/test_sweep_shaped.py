@@ -64,10 +64,8 @@ def test_what_is_calibrated_may_be_fewer_devices_than_are_measured() -> None:
         Experiment(base=base | {"network": "shaped:8x100mbit"}, axes={"devices": (2, 4, 8)}, calibrated_devices=counts)
         for counts in ((), (2, 4))
     )
-    calibrated = [
-        [sorted(map(int, config.devices)) for config in declared(needed_for(completed(each), environment())).calibrations.values()]
-        for each in (of_all, of_few)
-    ]
+    needed = [declared(needed_for(completed(each), environment())) for each in (of_all, of_few)]
+    calibrated = [[sorted(map(int, config.devices)) for config in each.calibrations.values()] for each in needed]
     assert calibrated == [[[1, 2, 4, 8]], [[2, 4]]]
 
 
