@@ -106,8 +106,8 @@ class MpiTransport:
 
     ``selection`` is what ``auto`` takes by size; one that is not of the place where it runs counts as none. ``world``:
     see ``networks.transport``. Where memory cannot be shared, that is printed to stderr. On shaped hosts, all of which
-    are this machine's, nothing is shared, and ranks that share cores sleep while they wait: then the kernel's network
-    threads have the cores.
+    are this machine's, nothing is shared, and ranks that share cores sleep while they wait, as all do with ``sleeps``:
+    then the kernel's network threads have the cores.
     """
 
     def __init__(
@@ -117,6 +117,8 @@ class MpiTransport:
         selection: Selection | None = None,
         world: Transport | None = None,
         network: Network | None = None,
+        *,
+        sleeps: bool = False,
     ) -> None:
         self.comm = comm
         self.rank: int = comm.rank
@@ -125,7 +127,7 @@ class MpiTransport:
         shaped = on_shaped_hosts()
         local_ranks = comm.size if shaped else _ranks_of_this_machine(comm)
         self.oversubscribed = local_ranks > (os.cpu_count() or 1) or (world is not None and world.oversubscribed)
-        self.nap_s = _SHAPED_NAP_S if shaped and self.oversubscribed else 0.0
+        self.nap_s = _SHAPED_NAP_S if shaped and (self.oversubscribed or sleeps) else 0.0
         self.memory = HOST
         self.devices_a_node = devices_a_node
         self._one_node = local_ranks == comm.size > 1 and not shaped

@@ -26,7 +26,7 @@ def transport(
 ) -> Transport:
     """Return the transport of a network over an MPI communicator (which it duplicates, so that tags never mix).
 
-    With ``sleeps`` ranks that wait for messages of an emulated link sleep. With ``on_device`` what backend cuda
+    With ``sleeps`` ranks that wait for messages of an emulated network sleep. With ``on_device`` what backend cuda
     allocates is in the memory of the ranks' GPUs, for gradients that are computed there; its ``algorithm`` decides
     whether NCCL adds them up. ``world`` is a transport of the same rank over more ranks, all of which work at the same
     time (as those of all stages of a pipeline do): the two share the rank's emulated link, and where not every one of
@@ -41,4 +41,4 @@ def transport(
         return CudaTransport(comm.Dup(), devices_a_node, on_device=on_device, algorithm=algorithm)
     if network.paced:
         return PacedTransport(comm.Dup(), network, devices_a_node, sleeps=sleeps, world=world)
-    return MpiTransport(comm.Dup(), devices_a_node, selection, world, network)
+    return MpiTransport(comm.Dup(), devices_a_node, selection, world, network, sleeps=sleeps)

@@ -101,16 +101,19 @@ def _ratio(network: Network, collective: Collective) -> float:
 
 
 def _changed(table: Table, network: Network) -> Table:
-    """Return a table with the times that the conditions of a network make of it."""
-    ratio, rounds = (
-        _ratio(network, table.collective),
-        min(line.alpha for line in lines_of(table.collective, table.devices, 1)),
-    )
-    delay_s = rounds * (network.condition("delay") or 0.0)
-    times = np.array(table.time_s)
+    """Return a table with the times that the conditions of a network make of it.
+
+    What a collective takes beyond its shortest time is in proportion to the wire's; and no size takes less than the
+    wire for its bytes, at what the largest size has reached: short messages hide it behind what each round takes.
+    """
+    ratio = _ratio(network, table.collective)
+    rounds = min(line.alpha for line in lines_of(table.collective, table.devices, 1))
+    sizes, times = np.array(table.sizes_bytes, float), np.array(table.time_s)
     shortest = np.minimum(times[0], times)
+    of_wire = (times[-1] - shortest[-1]) / max(sizes[-1] - sizes[0], 1.0) * sizes
+    slower = np.maximum(shortest + (times - shortest) * ratio, of_wire * ratio)
+    slower += rounds * (network.condition("delay") or 0.0)
     doubt = math.hypot(table.relative_uncertainty or 0.0, _DOUBLING_ERROR * abs(math.log2(ratio)))
-    slower = shortest + delay_s + (times - shortest) * ratio
     return msgspec.structs.replace(
         table, time_s=tuple(map(float, slower)), p10_s=(), p90_s=(), relative_uncertainty=doubt
     )
