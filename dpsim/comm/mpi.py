@@ -41,6 +41,7 @@ from dpsim.units import format_size
 
 _PAYLOAD_TAG = 2
 _SHAPED_NAP_S = 1e-4
+"""A rank that sleeps looks for messages so often; of several on a core each less often, or looking would fill it."""
 
 
 def test(requests: list[MPI.Request]) -> bool:
@@ -127,7 +128,8 @@ class MpiTransport:
         shaped = on_shaped_hosts()
         local_ranks = comm.size if shaped else _ranks_of_this_machine(comm)
         self.oversubscribed = local_ranks > (os.cpu_count() or 1) or (world is not None and world.oversubscribed)
-        self.nap_s = _SHAPED_NAP_S if shaped and (self.oversubscribed or sleeps) else 0.0
+        shared = max(1.0, local_ranks / (os.cpu_count() or 1))
+        self.nap_s = shared * _SHAPED_NAP_S if shaped and (self.oversubscribed or sleeps) else 0.0
         self.memory = HOST
         self.devices_a_node = devices_a_node
         self._one_node = local_ranks == comm.size > 1 and not shaped

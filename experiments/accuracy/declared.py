@@ -57,7 +57,7 @@ def _on_shaped_hosts(number: int, budget_s: float) -> tuple[Experiment, ...]:
             axes={
                 "network": tuple(networks),
                 "devices": tuple(devices),
-                "fusion_threshold_bytes": _THRESHOLDS[1:],
+                "fusion_threshold_bytes": _THRESHOLDS[1:] if len(devices) < 4 else _EMULATED_THRESHOLDS[1:],
             },
             seed=number,
             budget_s=budget_s,
