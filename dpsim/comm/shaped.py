@@ -12,7 +12,7 @@ from dpsim.comm.clock import now
 from dpsim.comm.group import quiet_barrier
 from dpsim.comm.mpi import MpiTransport
 from dpsim.errors import ConfigError, DpsimError
-from dpsim.launch.shaped import on_shaped_hosts
+from dpsim.launch.shaped import background_is, on_shaped_hosts
 from dpsim.launch.shaped.links import check_ceiling, not_its_hosts, shape
 from dpsim.machine import Network
 
@@ -35,10 +35,12 @@ def enter(comm: MPI.Intracomm, network: Network) -> None:
         raise not_its_hosts(network)
     if not _ceiling:
         _ceiling.append(_unshaped(comm))
-    error = _changed(network) if comm.rank == 0 else None
+    changed = _changed(network) if comm.rank == 0 else []
     quiet_barrier(comm)
-    if (error := comm.bcast(error)) is not None:
-        raise error
+    changed = comm.bcast(changed)
+    if isinstance(changed, DpsimError):
+        raise changed
+    background_is(changed)
     _now[:] = [network.token]
 
 
@@ -47,19 +49,19 @@ def ceiling_bytes_per_s() -> float:
     return next(iter(_ceiling), 0.0)
 
 
-def _changed(network: Network) -> DpsimError | None:
-    """Have the hosts joined by another network; the error where that cannot be. On rank 0."""
+def _changed(network: Network) -> list[int] | DpsimError:
+    """Have the hosts joined by another network; the process of a flow beside, or why it cannot be. On rank 0."""
     try:
         check_ceiling(network, ceiling_bytes_per_s())
-        shape(network)
+        return shape(network)
     except ConfigError as error:
         return error
-    return None
 
 
 def _unshaped(comm: MPI.Intracomm) -> float:
     """Return the bytes a second that each link carries in each direction where nothing shapes it. Collective."""
     link = MpiTransport(comm.Dup())
+    link.nap_s = 0.0  # ranks that sleep would be timed, and not the links
     data = np.zeros(_CEILING_BYTES // 4, np.float32)
     ring, taken_s = prepare(link, data, "ring"), []
     for _ in range(_CEILING_WARM_UPS + _CEILING_SAMPLES):

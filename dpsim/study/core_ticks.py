@@ -12,10 +12,13 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 class CoreTicks(NamedTuple):
-    """The ticks in which a core, or all of them, ran any process, and those that the hypervisor took."""
+    """The ticks in which a core, or all of them, was busy, those that the hypervisor took, and of the busy ones those
+    of interrupts, in which no process ran.
+    """
 
     busy: int
     stolen: int
+    interrupts: int = 0
 
 
 class NodeTicks(NamedTuple):
@@ -43,4 +46,4 @@ def read_ticks(stat: Path = STAT) -> NodeTicks | None:
 
 def _core_ticks(row: list[str]) -> CoreTicks:
     user, nice, system, _, _, irq, softirq, stolen = map(int, row[1:9])
-    return CoreTicks(user + nice + system + irq + softirq, stolen)
+    return CoreTicks(user + nice + system + irq + softirq, stolen, irq + softirq)

@@ -3,8 +3,9 @@
 A sample is disturbed where the threads of some rank waited for a core for longer than the larger of 1 % of it and
 50 us, or where the hypervisor took more than a tick in its visit. Where dpsim's own threads outnumber the cores, they
 wait for each other, which is no disturbance: there a block of visits is disturbed where other processes used more than
-2 % of the cores' time. What the kernel does not count is not known. Of what was measured the rule reads only how long
-the sample was.
+2 % of the cores' time. That rule holds on shaped hosts too, where ranks wait for the kernel's threads that work for
+their links; interrupts, which do so as well, are no other processes there. What the kernel does not count is not known. Of
+what was measured the rule reads only how long the sample was.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dpsim.comm.clock import now
+from dpsim.launch.shaped import background, on_shaped_hosts
 from dpsim.model.observed import LEAST_WAITED_S, MOST_WAITED
 from dpsim.study.core_ticks import TICKS_PER_S, CoreTicks, read_ticks
 from dpsim.study.rows import CLEAN, Rows, Subject
@@ -115,16 +117,16 @@ class Watcher:
         """
         from mpi4py import MPI
 
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        node = comm.Dup() if on_shaped_hosts() else comm.Split_type(MPI.COMM_TYPE_SHARED)
         ranks = node.allgather(os.getpid())
         node.Free()
         return cls(ranks)
 
     def crowded(self, *, waits: bool = False, communication_thread: bool = False) -> bool:
         """Whether dpsim's own threads outnumber their cores: also where ranks sleep instead of computing (``waits``),
-        and where each has a communication thread on its core.
+        where each has a communication thread on its core, and on shaped hosts.
         """
-        return waits or communication_thread or len(self.processes) > (os.cpu_count() or 1)
+        return on_shaped_hosts() or waits or communication_thread or len(self.processes) > (os.cpu_count() or 1)
 
     def begin(self) -> None:
         """Begin a visit."""
@@ -148,11 +150,12 @@ class Watcher:
         stolen = None if node is None or node_before is None else node.stolen - node_before.stolen
         others_s = None
         if node is not None and node_before is not None and own_s is not None and own_before_s is not None:
-            others_s = (node.busy - node_before.busy) / TICKS_PER_S - (own_s - own_before_s)
+            busy, before = (each.busy - each.interrupts * on_shaped_hosts() for each in (node, node_before))
+            others_s = (busy - before) / TICKS_PER_S - (own_s - own_before_s)
         return Seen(self._waited_s, stolen, others_s, now() - self._begin_s)
 
     def _read(self) -> tuple[CoreTicks | None, float | None]:
-        return self._node(), self._cpu([*self.processes, *ancestors()])
+        return self._node(), self._cpu([*self.processes, *ancestors(), *background()])
 
 
 def ancestors(process: int | None = None) -> list[int]:

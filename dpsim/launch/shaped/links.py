@@ -51,9 +51,10 @@ def check(networks: Iterable[Network], address: str) -> None:
         shape(None, address)
 
 
-def shape(network: Network | None, address: str | None = None) -> None:
+def shape(network: Network | None, address: str | None = None) -> list[int]:
     """Give the links of this job's hosts the rates of a network; of ``None`` none: they are as fast as they go.
 
+    Returns the process of the flow beside the ranks' messages, where there is one.
     ``address`` is that of their switch, which ranks on the hosts know. Raises ``ConfigError`` for a condition that this
     machine's kernel cannot bring about.
     """
@@ -83,3 +84,4 @@ def shape(network: Network | None, address: str | None = None) -> None:
             allowed="what this machine's kernel can do: delay needs its netem, loss the command nft",
             remedy="leave the condition out, or measure on a machine that has it",
         )
+    return list(answer["background"])

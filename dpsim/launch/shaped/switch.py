@@ -6,7 +6,8 @@ them. So nothing is left behind however a run ends, and runs at the same time ca
 is used, to start fast.
 
 It prints one line, JSON: how to enter each host, or why there are none. On the socket ``switch.socket`` in the folder
-it answers the line of a connection, a JSON object with the rates of links, by another: ``{}``, or ``{"error": ...}``.
+it answers the line of a connection, a JSON object with the rates of links, by another: ``{"background": [process]}``,
+or ``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -251,12 +252,12 @@ def send(to: str, rate: float) -> None:
         time.sleep(max(0.0, due_s - time.monotonic()))
 
 
-def _answer(switch: Switch, line: bytes) -> dict[str, str]:
+def _answer(switch: Switch, line: bytes) -> dict[str, Any]:
     try:
         switch.shape(**json.loads(line))
     except (Refused, OSError, ValueError, TypeError) as error:
         return {"error": str(error)}
-    return {}
+    return {"background": [] if switch.background is None else [switch.background]}
 
 
 def serve(folder: str, hosts: int, packet_bytes: int) -> None:
