@@ -4,8 +4,8 @@ A sample is disturbed where the threads of some rank waited for a core for longe
 50 us, or where the hypervisor took more than a tick in its visit. Where dpsim's own threads outnumber the cores, they
 wait for each other, which is no disturbance: there a block of visits is disturbed where other processes used more than
 2 % of the cores' time. That rule holds on shaped hosts too, where ranks wait for the kernel's threads that work for
-their links; interrupts, which do so as well, are no other processes there. What the kernel does not count is not known. Of
-what was measured the rule reads only how long the sample was.
+their links; interrupts, which do so as well, are no other processes there. What the kernel does not count is not known.
+Of what was measured the rule reads only how long the sample was.
 """
 
 from __future__ import annotations
