@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
+from dpsim.harness.sweep.sweep import declared
 from dpsim.records.sweep import Experiment
 
 ROUNDS, QUICK_ROUNDS = 20, 3
@@ -28,7 +31,7 @@ _EMULATED_LINK = "paced:1ms,500mbit"
 """Slow enough for 8 ranks on 2 cores, by an algorithm with few rounds."""
 _EMULATED_THRESHOLDS = (65536.0, 131072.0, 262144.0, "inf")
 _SHAPED_MODELS = ("mlp:64x20", "cnn", "resnet20", "mlp:512x3")
-_CONDITIONS = ("slow-host=50%", "background=50%", "oversubscribed=4")
+_CONDITIONS = ("slow_host", "background", "oversubscribed")
 
 
 def experiments(*, quick: bool = False) -> tuple[Experiment, ...]:
@@ -43,34 +46,17 @@ def experiments(*, quick: bool = False) -> tuple[Experiment, ...]:
 
 
 def _on_shaped_hosts(number: int, budget_s: float) -> tuple[Experiment, ...]:
-    """Return sweeps on hosts whose links the kernel shapes: 2 hosts, and 4 and 8 with emulated computation.
+    """Return the sweeps of ``experiments/sweeps/shaped_*.toml`` with one model and one of the conditions.
 
     What is predicted without having been calibrated on: another rate of 2 hosts, a condition of 4, and 8 hosts.
     """
-
-    def sweep(name: str, networks: Sequence[str], devices: Sequence[int], **more: Any) -> Experiment:
-        base = {"model": _SHAPED_MODELS[number], "global_batch": 256, "algorithm": "ring", "optimizer": _SGD}
-        return Experiment(
-            name=f"shaped-{name}-{number:02d}",
-            question="fusion-threshold",
-            base=base | more.pop("base", {"compute": "emulated", "overlap": "off"}),
-            axes={
-                "network": tuple(networks),
-                "devices": tuple(devices),
-                "fusion_threshold_bytes": _THRESHOLDS[1:] if len(devices) < 4 else _EMULATED_THRESHOLDS[1:],
-            },
-            seed=number,
-            budget_s=budget_s,
-            **more,
-        )
-
-    two, four, eight = "shaped:2x1gbit", "shaped:4x200mbit", "shaped:8x100mbit"
     condition = _CONDITIONS[number % len(_CONDITIONS)]
-    return (
-        sweep("2", (two, f"{two}+rate=200mbit"), (1, 2), base={"overlap": "auto"}),
-        sweep("4", (four,), (1, 2, 4)),
-        sweep(condition.partition("=")[0], (four, f"{four}+{condition}"), (4,)),
-        sweep("8", (eight,), (1, 2, 4, 8), calibrated_devices=(2, 4)),
+    experiments = [declared(f"shaped_{name}") for name in ("2", "4", condition, "8")]
+    return tuple(
+        replace(
+            each.changed(model=_SHAPED_MODELS[number]), name=f"{each.name}-{number:02d}", seed=number, budget_s=budget_s
+        )
+        for each in experiments
     )
 
 
