@@ -193,7 +193,10 @@ class Switch:
     def _divide(self, *, halves: bool) -> None:
         if halves != self._halves:
             later = self._ports[len(self._ports) // 2 :]
-            _tool(self._switch, "ip", [f"link set {port} master bridge{int(halves)}" for port in later])
+            lines = [f"link set {port} master bridge{int(halves)}" for port in later]
+            # else frames to a host that is back would go by the uplink, until the host sends one itself
+            lines += [f"link set bridge{half} type bridge fdb_flush" for half in (0, 1)]
+            _tool(self._switch, "ip", lines)
             self._halves = halves
 
     def _send(self, rate: float) -> None:
