@@ -8,6 +8,7 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.harness.bench.result import result as bench_result
 from dpsim.harness.quality.study import read_results as read_study_results
+from dpsim.harness.sweep.packed import PACKED
 from dpsim.harness.sweep.sweep import read_swept
 from dpsim.records import bench, quality, reproduce, train
 from dpsim.records.comparison import SweepData
@@ -75,7 +76,7 @@ def _kind_of_file(path: Path) -> ResultKind:
 
 def _read_sweep(path: Path) -> SweepData:
     folder = path.parent
-    if not (folder / _RESULTS).exists():
+    if not any((folder / name).exists() for name in (_RESULTS, PACKED)):
         raise ConfigError(
             f"the sweep in {folder} is unfinished: it has no {_RESULTS} yet",
             allowed="a sweep that has measured",
@@ -108,7 +109,7 @@ _DECLARED = (
     ),
     ResultKind(
         name="sweep",
-        files=(_PREDICTIONS, _RESULTS),
+        files=(_PREDICTIONS, _RESULTS, PACKED),
         schemas=(PREDICTIONS_SCHEMA, RESULTS_SCHEMA),
         read=_read_sweep,
         report=sweep_report,

@@ -13,9 +13,11 @@ from dpsim import codec
 from dpsim.errors import FileFormatError
 from dpsim.experiments import command, emulation, waiting
 from dpsim.experiments.accuracy.declared import experiments
-from dpsim.experiments.accuracy.derive import SUFFIX, checked, derive, read, run_sweeps, write_residuals
+from dpsim.experiments.accuracy.derive import derive, run_sweeps, write_residuals
 from dpsim.experiments.accuracy.page import into
 from dpsim.experiments.quality.__main__ import measured
+from dpsim.harness.sweep.check import checked
+from dpsim.harness.sweep.packed import SUFFIX, read
 
 
 def main() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,40 +10,23 @@ from typing import NamedTuple
 import msgspec
 
 from dpsim import codec
-from dpsim.codec import Noun
-from dpsim.errors import ConfigError, DpsimError, FileFormatError
+from dpsim.errors import ConfigError, DpsimError
 from dpsim.experiments import emulation, waiting
 from dpsim.experiments.accuracy.lines import emulation_line, lines, quality_lines, waiting_line
 from dpsim.experiments.accuracy.page import FIGURE, markdown, note, summary, write_page
 from dpsim.harness.quality.study import read_results
-from dpsim.harness.sweep.check import check_records
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.coverage import residuals
 from dpsim.harness.sweep.experiment import needed_for, predict_again
+from dpsim.harness.sweep.packed import SUFFIX, Swept, keep, read
 from dpsim.harness.sweep.sweep import Study, blind_predictions
 from dpsim.model.residuals import Residuals
 from dpsim.progress import Progress
-from dpsim.records.checked import Checked
 from dpsim.records.comparison import Comparison
-from dpsim.records.sweep import Experiment, Predictions, Results
+from dpsim.records.sweep import Experiment
 from dpsim.report.content import Content
 from dpsim.study.environment import environment
 from dpsim.study.inputs import SCHEMA, Inputs, prepared
-
-SUFFIX = ".json.xz"
-
-
-class Swept(Noun, frozen=True):
-    """A finished sweep: what was profiled and calibrated, both predictions, and the results with their hashes.
-
-    Sweeps before schema 2 have no ``inputs`` and no ``blind`` predictions.
-    """
-
-    predictions: Predictions
-    results: Results
-    blind: Predictions | None = None
-    inputs: Inputs | None = None
-    schema: str = "dpsim.swept/2"
 
 
 def run_sweeps(experiments: Sequence[Experiment], folder: Path, progress: Progress) -> None:
@@ -69,11 +51,6 @@ def run_sweeps(experiments: Sequence[Experiment], folder: Path, progress: Progre
         shutil.rmtree(working)
 
 
-def keep(path: Path, swept: Swept) -> None:
-    """Write the record of a finished sweep."""
-    codec.write_output(path, lzma.compress(codec.record_text(swept).encode()))
-
-
 def finished(experiments: Sequence[Experiment], folder: Path) -> Iterator[tuple[str, Comparison]]:
     """Yield name and comparison of every finished experiment. Raises ``FileFormatError`` for a damaged record."""
     for experiment in experiments:
@@ -81,31 +58,6 @@ def finished(experiments: Sequence[Experiment], folder: Path) -> Iterator[tuple[
         if path.exists():
             swept = read(path)
             yield experiment.name, compare(swept.predictions, swept.results, blind=swept.blind)
-
-
-def read(path: Path) -> Swept:
-    """Read the record of a finished sweep. Raises ``FileFormatError``."""
-    try:
-        raw = codec.parse_json(lzma.decompress(path.read_bytes()).decode())
-    except (OSError, ValueError, EOFError, lzma.LZMAError) as error:
-        raise FileFormatError(
-            f"the record {path} cannot be read: {error}",
-            allowed="a record as `make accuracy` writes it",
-            remedy="delete it: the sweep is then run again",
-        ) from error
-    return codec.decode(raw, Swept, "record of a sweep")
-
-
-def checked(swept: Swept) -> Checked:
-    """Return whether a record has the hashes that it states and is predicted again from its inputs.
-
-    Raises ``FileFormatError`` where its parts do not belong together.
-    """
-    predictions, results, blind, inputs = swept.predictions, swept.results, swept.blind, swept.inputs
-    if blind is None or inputs is None:
-        raise FileFormatError("a record of a sweep without inputs", allowed="one with inputs and blind predictions")
-    compare(predictions, results, blind=blind)  # raises
-    return check_records(predictions, results, blind, inputs)
 
 
 def predicted_again(swept: Swept) -> Comparison:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -54,15 +55,28 @@ def markdown(lines: Sequence[Line], note: str) -> str:
 
 
 def summary(lines: Sequence[Line]) -> str:
-    """Return the short table: a row for each stratum with communication, and for one device of this machine."""
+    """Return the short table: a row for each place with communication, and for one device of this machine.
+
+    Conditions of shaped hosts, each of a few sweeps, are in the long one alone.
+    """
     rows = [f"| where | {' | '.join(_SHORT.values())} | best simple guess |", "|---" * (len(_SHORT) + 2) + "|"]
     for where, members in itertools.groupby(lines, lambda line: line.where):
         of_quantity = {line.quantity.partition(" of the 90%")[0]: line for line in members}
-        if {STEP, "coverage"} <= of_quantity.keys() and ", 1 device" not in where.removeprefix("this machine"):
+        if STEP in of_quantity and ("coverage" in of_quantity or _on_shaped_hosts(where)) and _counts(where):
             cells = [number(line, line.value) if (line := of_quantity.get(key)) else "-" for key in _SHORT]
             guess = number(of_quantity[STEP], of_quantity[STEP].null)
             rows.append(f"| {' | '.join([where, *cells, guess])} |")
     return "\n".join(rows)
+
+
+def _on_shaped_hosts(where: str) -> bool:
+    """Whether it is a place of shaped hosts, which have too few sweeps to say what share intervals hold."""
+    return re.match(r"shaped hosts, (2 devices$|[48] )", where) is not None
+
+
+def _counts(where: str) -> bool:
+    """Whether several devices communicate there, or it is this machine."""
+    return where.startswith("this machine") or ", 1 device" not in where
 
 
 def note(lines: Sequence[Line], processor: str, finished: str = "") -> str:

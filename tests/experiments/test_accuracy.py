@@ -11,7 +11,7 @@ from report_factory import sweep
 from dpsim import codec
 from dpsim.errors import ConfigError, FileFormatError
 from dpsim.experiments.accuracy.declared import experiments
-from dpsim.experiments.accuracy.derive import SUFFIX, Swept, checked, finished, keep, read, run_sweeps
+from dpsim.experiments.accuracy.derive import finished, run_sweeps
 from dpsim.experiments.accuracy.lines import Line, lines
 from dpsim.experiments.accuracy.page import (
     BEGIN,
@@ -24,7 +24,9 @@ from dpsim.experiments.accuracy.page import (
     summary,
     write_page,
 )
+from dpsim.harness.sweep.check import checked
 from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.packed import SUFFIX, Swept, keep, read
 from dpsim.harness.sweep.questions import completed
 from dpsim.records.comparison import Comparison
 

@@ -14,19 +14,28 @@ import pytest
 from dpsim import codec
 from dpsim.cli import app
 from dpsim.harness.sweep.check import check
+from dpsim.harness.sweep.packed import PACKED
 from dpsim.model.version import MODEL_VERSION
 from dpsim.records.sweep import Predictions, read_predictions, read_results
 from dpsim.study.inputs import SCHEMA, Inputs
 
 REPORTS = Path(__file__).parents[2] / "reports"
-SWEPT = sorted(path.parent.name for path in REPORTS.glob("*/blind.json"))
+SWEPT = sorted(path.parent.name for name in ("blind.json", PACKED) for path in REPORTS.glob(f"*/{name}"))
 SMALL = REPORTS / "devices"
 
 
 def test_all_sweep_reports_are_known() -> None:
-    assert {"example", "devices", "batch-norm", "joint", "local-batch", "emulated-speedup", "strategies", "ddp"} <= {
-        *SWEPT
-    }
+    assert {
+        "example",
+        "devices",
+        "batch-norm",
+        "joint",
+        "local-batch",
+        "emulated-speedup",
+        "strategies",
+        "ddp",
+        "shaped-8",
+    } <= {*SWEPT}
 
 
 @pytest.mark.filterwarnings("error")

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from dpsim import codec
-from dpsim.errors import ConfigError, DpsimError, FormatVersionError
+from dpsim.errors import ConfigError, DpsimError, FileFormatError, FormatVersionError
+from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.experiment import needed_for, predict_again, predict_beforehand
+from dpsim.harness.sweep.packed import PACKED, Swept, read
 from dpsim.harness.sweep.sweep import blind_predictions, read_swept
 from dpsim.model.version import MODEL_VERSION
 from dpsim.records.checked import SAME, Checked, CheckedPoint, CheckedRecord
@@ -28,6 +30,8 @@ def check(folder: Path) -> Checked:
     Raises ``ConfigError`` where the folder holds no finished sweep with these files, ``FormatVersionError`` where one
     of them has a format of another version.
     """
+    if (packed := folder / PACKED).is_file():
+        return checked(read(packed))
     for name in ("inputs.json", "predictions.json", "blind.json", "results.json"):
         if not (folder / name).is_file():
             raise ConfigError(
@@ -44,6 +48,18 @@ def check(folder: Path) -> Checked:
     except DpsimError as error:
         return Checked(model_version=0, today=MODEL_VERSION, damage=error.given)
     return check_records(swept.predictions, swept.results, blind, inputs)
+
+
+def checked(swept: Swept) -> Checked:
+    """Return whether a record has the hashes that it states and is predicted again from its inputs.
+
+    Raises ``FileFormatError`` where its parts do not belong together.
+    """
+    predictions, results, blind, inputs = swept.predictions, swept.results, swept.blind, swept.inputs
+    if blind is None or inputs is None:
+        raise FileFormatError("a record of a sweep without inputs", allowed="one with inputs and blind predictions")
+    compare(predictions, results, blind=blind)  # raises
+    return check_records(predictions, results, blind, inputs)
 
 
 def check_records(predictions: Predictions, results: Results, blind: Predictions, inputs: Inputs) -> Checked:

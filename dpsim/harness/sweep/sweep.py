@@ -20,6 +20,7 @@ from dpsim.harness.sweep.compare import compare, with_groups
 from dpsim.harness.sweep.coverage import residuals
 from dpsim.harness.sweep.drift import DRIFT, drift, read_drift
 from dpsim.harness.sweep.experiment import needed_for, predict_again
+from dpsim.harness.sweep.packed import PACKED, read
 from dpsim.harness.sweep.quality import QUALITY, measure_quality, read_quality, study_of
 from dpsim.harness.sweep.questions import completed
 from dpsim.model import past
@@ -53,6 +54,10 @@ _REPORT_S, _BUSY_REPORT_S = 10.0, 30.0
 
 def read_swept(folder: Path) -> SweepData:
     """Read the records of a finished sweep, and compare them. Raises ``FileFormatError``."""
+    if (packed := folder / PACKED).is_file():
+        swept = read(packed)
+        comparison = compare(swept.predictions, swept.results, blind=swept.blind)
+        return SweepData(swept.predictions, swept.results, comparison, None, swept.blind)
     blind = folder / "blind.json"
     predictions, results = read_predictions(folder / "predictions.json"), read_results(folder / "results.json")
     of_drift, of_blind = read_drift(predictions, folder), read_predictions(blind) if blind.exists() else None
