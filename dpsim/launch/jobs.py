@@ -14,7 +14,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpsim import installation, processor
 from dpsim.errors import CommunicationError, ConfigError
@@ -24,10 +24,12 @@ from dpsim.launch.failure_report import JobState, failure
 from dpsim.launch.protection import Protection, protected
 from dpsim.launch.rank_info import job
 from dpsim.launch.rank_process import THREAD_VARIABLES, WITHOUT_TERMINAL_SIGNALS
-from dpsim.launch.shaped import VARIABLE, links
-from dpsim.launch.shaped.hosts import ShapedHosts, ending, shaped_hosts
-from dpsim.network import Network, hosts_of
+from dpsim.launch.shaped import VARIABLE
 from dpsim.progress import Progress, no_progress
+
+if TYPE_CHECKING:
+    from dpsim.launch.shaped.hosts import ShapedHosts
+    from dpsim.network import Network
 
 _INSTALL = f"install an MPI library into this Python: {installation.install('mpich')}"
 _ON_THE_LOOPBACK = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}
@@ -74,6 +76,10 @@ def on_ranks(
     (the first failure counts); ``CommunicationError`` without a working MPI; ``ConfigError`` if the job has fewer
     ranks than ``devices``.
     """
+    from dpsim.launch.shaped import links  # loads what no help needs
+    from dpsim.launch.shaped.hosts import shaped_hosts
+    from dpsim.network import hosts_of
+
     if devices < 1:
         raise ConfigError(f"devices is {devices}", allowed="1 or more")
     if importlib.util.find_spec("mpi4py") is None:
@@ -142,6 +148,8 @@ class _HostsEnd(control_channel.Lines):
         """Read what has arrived. False where the hosts have ended."""
         if goes_on := super().read():
             return goes_on
+        from dpsim.launch.shaped.hosts import ending
+
         self._state.hosts_ended = ending(self._hosts.switch)
         return False
 

@@ -158,6 +158,7 @@ def test_doctor(dpsim: Dpsim) -> None:
         "installation",
         "launcher",
         "MPI",
+        "shaped hosts",
         "numba",
         "BLAS",
         "shared memory",

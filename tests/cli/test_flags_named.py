@@ -15,6 +15,8 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w=-])")
 OTHERS = frozenset(
     [
         "--allow-run-as-root",
+        "--preserve-credentials",
+        "--send",
         "--batch-size",
         "--bfloat16",
         "--bind-to",

@@ -104,7 +104,7 @@ def test_the_node_tells_stolen_and_busy_time_and_nothing_without_its_file(tmp_pa
     stat = tmp_path / "stat"
     assert read_ticks(stat) is None
     stat.write_text("cpu  100 20 30 4000 500 6 7 8 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\nprocs_running 3\n")
-    assert read_ticks(stat) == ((163, 8), {0: (19, 8)}, 3)
+    assert read_ticks(stat) == ((163, 8, 13), {0: (19, 8, 13)}, 3)
     stat.write_text("cpu  1 2\n")
     assert read_ticks(stat) is None
     assert cpu_s([2**22 + 1]) is None and ancestors(2**22 + 1) == [2**22 + 1]

@@ -13,7 +13,7 @@ from dpsim.report.words import BASELINES
 
 PACKAGE = Path(__file__).parents[2] / "dpsim"
 _ORDINARY = """
-0 1 95 a add added against all alone as assumed assumptions batch best better bits by cases cause citation command
+0 1 95 a add added against all alone as assumed assumptions auto batch best better bits by cases cause citation command
 computation difference different does doubt dpsim each elements explain fast fastest few fewer first fit from global
 half in independent inf inside its job kind largest least licence lines local mean median MPI most ms name network not
 of on one over part plain published question ratio record relative rests results rounding row rows run runs s second

@@ -99,7 +99,7 @@ def systems(bench: AllreduceBench) -> list[SystemLaunch]:
     kinds = {launch.system.kind for launch in launches}
     for kind, remedy in (
         ("mpi", install("mpich")),
-        ("gloo", "pip install torch, or name an environment that has it: --peer-env torch=FOLDER"),
+        ("gloo", "pip install torch, or name an environment that has it: --peers torch=FOLDER"),
         ("nccl", "NCCL adds up on GPUs: --backend cuda"),
     ):
         if kind in (bench.peers or ()) and kind not in kinds:
