@@ -97,7 +97,7 @@ def shaped_hosts(networks: Sequence[Network], folder: Path) -> Iterator[ShapedHo
             launcher.write_text(_LAUNCHER.format(doors="\n".join(cases), priority=_PRIORITY), encoding="utf-8")
             launcher.chmod(0o700)
             variables = _TRANSPORT | {"PATH": path, VARIABLE: str(near / switch.SOCKET)}
-            namespaces = tuple(door.removeprefix("--net=") for door in doors["hosts"].values())
+            namespaces = tuple(door.split()[0].removeprefix("--net=") for door in doors["hosts"].values())
             enter = tuple(doors["switch"])
             yield ShapedHosts(tuple(doors["hosts"]), namespaces, enter, launcher, variables, process)
         finally:
