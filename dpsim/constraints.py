@@ -87,8 +87,6 @@ NETWORK_CONSTRAINTS = (
             ("shared memory", "it sends no messages"),
         )
     ),
-)
-_SHAPED = (
     Constraint(
         "devices network",
         lambda run: run.network.shaped and run.devices > run.network.hosts,
@@ -104,7 +102,6 @@ _SHAPED = (
         "give --devices a number",
     ),
 )
-NETWORK_CONSTRAINTS = (*NETWORK_CONSTRAINTS, *_SHAPED)
 """What dpsim cannot run on a CPU; on an emulated network, whatever sends no messages that can be held to the link."""
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-
 import numpy as np
 from mpi4py import MPI
 
@@ -13,10 +11,17 @@ from dpsim.comm.group import quiet_barrier
 from dpsim.comm.mpi import MpiTransport
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.launch.shaped import background_is, on_shaped_hosts
-from dpsim.launch.shaped.links import check_ceiling, not_its_hosts, shape
+from dpsim.launch.shaped.links import (
+    CEILING_BYTES,
+    CEILING_SAMPLES,
+    CEILING_WARM_UPS,
+    carried_bytes_per_s,
+    check_ceiling,
+    not_its_hosts,
+    shape,
+)
 from dpsim.machine import Network
 
-_CEILING_BYTES, _CEILING_WARM_UPS, _CEILING_SAMPLES = 2**20, 5, 15
 _now: list[str] = []
 _ceiling: list[float] = []
 
@@ -62,12 +67,11 @@ def _unshaped(comm: MPI.Intracomm) -> float:
     """Return the bytes a second that each link carries in each direction where nothing shapes it. Collective."""
     link = MpiTransport(comm.Dup())
     link.nap_s = 0.0  # ranks that sleep would be timed, and not the links
-    data = np.zeros(_CEILING_BYTES // 4, np.float32)
+    data = np.zeros(CEILING_BYTES // 4, np.float32)
     ring, taken_s = prepare(link, data, "ring"), []
-    for _ in range(_CEILING_WARM_UPS + _CEILING_SAMPLES):
+    for _ in range(CEILING_WARM_UPS + CEILING_SAMPLES):
         comm.Barrier()
         start_s = now()
         ring.run()
         taken_s.append(comm.allreduce(now() - start_s, MPI.MAX))
-    sent = 2 * (comm.size - 1) / comm.size * data.nbytes
-    return float(sent / statistics.median(taken_s[_CEILING_WARM_UPS:]))
+    return carried_bytes_per_s(comm.size, taken_s)

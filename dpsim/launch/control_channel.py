@@ -1,12 +1,12 @@
 """The connection between the process that starts a job and each rank: one JSON object a line, over TCP.
 
-TCP works alike on one machine and between several, and leaves nothing behind; only ranks on shaped hosts, which it
-does not reach, have a socket in a folder. A rank and the starting process prove to
-each other that they know the job's secret, without sending it: each end sends a challenge, and signs its first message
-with HMAC-SHA-256 over its role, the other end's challenge and the message. So a recorded message cannot be sent again.
-The rank's first message says who it is, the answer is the request; then the rank sends progress, its failure, and on
-rank 0 the result. The parent of a watched rank (``dpsim.launch.worker``) sends the signal that killed the rank. A line
-that is not a JSON object was written by Python's faulthandler while the process crashed.
+TCP works alike on one machine and between several, and leaves nothing behind; only ranks on shaped hosts, which it does
+not reach, have a socket in a folder. A rank and the starting process prove to each other that they know the job's
+secret, without sending it: each end sends a challenge, and signs its first message with HMAC-SHA-256 over its role, the
+other end's challenge and the message. So a recorded message cannot be sent again. The rank's first message says who it
+is, the answer is the request; then the rank sends progress, its failure, and on rank 0 the result. The parent of a
+watched rank (``dpsim.launch.worker``) sends the signal that killed the rank. A line that is not a JSON object was
+written by Python's faulthandler while the process crashed.
 
 Anybody on this machine can connect, and anybody on the network if other hosts take part. A stranger's connection can do
 no harm: nobody waits for it, less than ``HELLO_BYTES`` of an unfinished line are kept, nothing is parsed before its

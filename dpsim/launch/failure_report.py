@@ -79,12 +79,12 @@ class JobState:
 
     ``killed``: the signals of watched ranks, in the order in which they were killed. ``reported_rank`` and
     ``reported_signal``: the killed rank according to mpiexec; ``reported_status``: what it calls the exit code, which
-    is the signal of a killed rank; mpiexec itself ends with another code then, and may name no
-    signal. ``launcher_signal``: the signal that killed mpiexec, or
-    SIGINT if it got that. ``orphaned``: by rank, the process of mpiexec that started it and ended before it.
-    ``proxy_lost``: mpiexec has lost such a process, though the ranks may not know. ``outlives``: the job goes on when
-    ranks are killed; ``lost``: the signals that killed them; ``independent``: the ranks that await no others any more.
-    ``hosts_ended``: how the hosts of a shaped network ended before their ranks; empty where they did not.
+    is the signal of a killed rank; mpiexec itself ends with another code then, and may name no signal.
+    ``launcher_signal``: the signal that killed mpiexec, or SIGINT if it got that. ``orphaned``: by rank, the process of
+    mpiexec that started it and ended before it. ``proxy_lost``: mpiexec has lost such a process, though the ranks may
+    not know. ``outlives``: the job goes on when ranks are killed; ``lost``: the signals that killed them;
+    ``independent``: the ranks that await no others any more. ``hosts_ended``: how the hosts of a shaped network ended
+    before their ranks; empty where they did not.
     """
 
     pids: dict[int, tuple[str, int]] = field(default_factory=dict)

@@ -260,9 +260,9 @@ def _condition_lines(table: pd.DataFrame) -> Iterator[Line]:
     if table.empty:
         return
     several = table[(table.devices > 1) & table.stratum.str.startswith("shaped hosts")]
-    plain = {(row.sweep, _apart(row.point)): row.point for row in several.itertuples() if "+" not in row.point.network}
     if several.empty:
         return
+    plain = {(row.sweep, _apart(row.point)): row.point for row in several.itertuples() if "+" not in row.point.network}
     for where, members in several[several.point.map(lambda p: "+" in p.network).astype(bool)].groupby("stratum"):
         pairs = [
             (row.point, plain[key]) for row in members.itertuples() if (key := (row.sweep, _apart(row.point))) in plain

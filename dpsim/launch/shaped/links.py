@@ -6,7 +6,8 @@ import json
 import math
 import os
 import socket
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 
 from dpsim.errors import ConfigError
 from dpsim.launch.shaped import VARIABLE
@@ -15,7 +16,14 @@ from dpsim.units import format_bandwidth
 
 LEAST_CEILING = 3.0
 """A rate is emulated only where the hosts' links carry so many times as much when they are not shaped."""
+CEILING_BYTES, CEILING_WARM_UPS, CEILING_SAMPLES = 2**20, 5, 15
+"""The allreduces that tell what unshaped links carry: the first ones do not count."""
 _ANSWER_S = 30.0
+
+
+def carried_bytes_per_s(ranks: int, taken_s: Sequence[float]) -> float:
+    """Return what each link carried in each direction in allreduces of ``CEILING_BYTES`` that took so long (median)."""
+    return 2 * (ranks - 1) / ranks * CEILING_BYTES / statistics.median(taken_s[CEILING_WARM_UPS:])
 
 
 def check_ceiling(network: Network, ceiling_bytes_per_s: float) -> None:

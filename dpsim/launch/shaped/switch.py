@@ -108,7 +108,7 @@ class Switch:
             raise Refused(f"{kind} namespaces cannot be made: {_reason(error)}") from error
         self._ports = [f"p{host}" for host in range(hosts)]
         self._background: subprocess.Popen[bytes] | None = None
-        self._halves = False
+        self._halves = self._loses = False
         self._join()
 
     def _become_root(self) -> None:
@@ -187,8 +187,6 @@ class Switch:
             raise Refused("packets cannot be lost: the command nft is missing") from error
         if done.returncode:
             raise Refused(f"packets cannot be lost by nft: {' '.join(done.stderr.split())}")
-
-    _loses = False
 
     def _divide(self, *, halves: bool) -> None:
         if halves != self._halves:

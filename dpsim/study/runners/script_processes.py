@@ -10,7 +10,13 @@ import numpy as np
 
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
-from dpsim.launch.shaped.links import check_ceiling
+from dpsim.launch.shaped.links import (
+    CEILING_BYTES,
+    CEILING_SAMPLES,
+    CEILING_WARM_UPS,
+    carried_bytes_per_s,
+    check_ceiling,
+)
 from dpsim.network import Network
 from dpsim.progress import Progress, no_progress
 from dpsim.study.loop import LEAST_ROUNDS
@@ -20,7 +26,6 @@ from dpsim.torch.script.probe.endings import ENDED_EARLY
 from dpsim.torch.script.probe.in_turns.visit import Timed, Turn, Visit
 from dpsim.torch.script.request import Part
 
-_CEILING_BYTES, _CEILING_WARM_UPS, _CEILING_SAMPLES = 2**20, 5, 15
 LEAD_S = 2e-3
 """How long before they begin ranks are told to: so many ranks wake one after another."""
 _AT_ONCE = 4
@@ -114,11 +119,10 @@ def shape(network: Network, job: Job, processes: Processes) -> None:
         return
     job.shape(None)
     ranks, taken_s = len(processes.connections), []
-    for _ in range(_CEILING_WARM_UPS + _CEILING_SAMPLES):
-        begun_s, ended_s = np.max(processes.time(Timed("burst", ranks, _CEILING_BYTES, now() + LEAD_S)), axis=0)
-        taken_s.append(ended_s - begun_s)
-    sent = 2 * (ranks - 1) / ranks * _CEILING_BYTES
-    check_ceiling(network, float(sent / np.median(taken_s[_CEILING_WARM_UPS:])))
+    for _ in range(CEILING_WARM_UPS + CEILING_SAMPLES):
+        begun_s, ended_s = np.max(processes.time(Timed("burst", ranks, CEILING_BYTES, now() + LEAD_S)), axis=0)
+        taken_s.append(float(ended_s - begun_s))
+    check_ceiling(network, carried_bytes_per_s(ranks, taken_s))
     job.shape(network)
 
 
