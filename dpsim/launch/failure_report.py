@@ -148,7 +148,10 @@ def failure(code: int, state: JobState, devices: int) -> DpsimError:
         orphan, process = next(iter(state.orphaned.items()))
         return JobFailed(f"{process}, which started rank {orphan} of {devices}, ended before it", remedy=_OUTSIDE)
     if state.proxy_lost:
-        return JobFailed("hydra_pmi_proxy, by which mpiexec starts the ranks, ended before them", remedy=_OUTSIDE)
+        return JobFailed(
+            "hydra_pmi_proxy, by which mpiexec starts the ranks, ended before them",
+            remedy=f"see what it printed above; if that is nothing, {_OUTSIDE}",
+        )
     for crashed, text in state.faults.items():
         for words, signal_number in _FAULTS.items():
             if text.startswith(f"Fatal Python error: {words}"):

@@ -35,7 +35,8 @@ _OPENMPI_SIGNAL = re.compile(r"process rank (\d+) .* exited on\s+signal (\d+)", 
 _MPICH_INTERRUPTED = "Sending Ctrl-C to processes"
 _MPICH_TERMINATED = re.compile(r"\[mpiexec@.* HYD_pmcd_pmiserv_send_signal .*: unable to write data to proxy")
 """It got SIGTERM before its proxies were connected; SIGINT it tells apart."""
-_MPICH_LOST_PROXY = re.compile(r"\[mpiexec@.* control_cb .*assert \(!closed\)")
+_MPICH_LOST_PROXY = re.compile(r"\[mpiexec@.* (control_cb .*assert \(!closed\)|ui_cmd_cb .*Launch proxy failed)")
+"""After the two were connected, and before."""
 _MPICH_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
 _MPICH_STATUS = re.compile(r"= +EXIT CODE: (\d+)")
 

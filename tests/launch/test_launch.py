@@ -226,6 +226,7 @@ def test_an_mpiexec_of_another_mpi_is_found_out(stand_in: Callable[[str], None])
         "true & wait; exec sleep 600",
         "kill -PIPE $$",
         "echo '[mpiexec@host] control_cb (pm/pmiserv_cb.c:280): assert (!closed) failed' >&2; exit 255",
+        "echo '[mpiexec@host] ui_cmd_cb (pm/pmiserv_pmci.c:51): Launch proxy failed.' >&2; exit 255",
     ],
 )
 def test_an_mpiexec_that_loses_its_proxy_ends_the_job_and_the_proxy_is_named(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -55,12 +56,11 @@ def test_two_runs_at_a_time_do_not_meet(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_of_fifty_runs_killed_at_random_nothing_is_left_and_each_says_why(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", kills.COMMANDS[SHAPED].kinds)
+def test_of_a_run_of_which_a_process_is_killed_nothing_is_left_and_it_says_why(kind: str, tmp_path: Path) -> None:
     before = devices()
-    wrong = [
-        outcome.case + ": " + outcome.wrong
-        for number in range(50)
-        if (outcome := kills.outcome(kills.drawn(number, 0, SHAPED), tmp_path, str(number))).wrong
-    ]
-    assert wrong == [] and devices() == before
+    for number, after_s in enumerate((0.0, 4.0)):
+        attack = kills.Attack(command=SHAPED, kind=kind, number=signal.SIGKILL, after_s=after_s)
+        assert kills.outcome(attack, tmp_path, str(number)).wrong == ""
+    assert devices() == before

@@ -264,16 +264,12 @@ def test_a_line_that_cannot_be_used_stays_and_others_are_scored(
     assert any(said in each and "left as it is" in each for each in report.lines(past.read()))
 
 
-def _write(number: int) -> None:
-    keep(f"process {number}", rows(), BEFORE, {})
-
-
 def test_processes_take_turns(folder: Path) -> None:
-    with multiprocessing.get_context("fork").Pool(4) as pool:
-        pool.map(_write, range(40))
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        pool.starmap(keep, [(f"process {number}", rows(), BEFORE, {}) for number in range(20)], chunksize=1)
     kept = past.read()
-    assert len(kept.predictions) == 40 and kept.damaged == 0
-    assert len({entry.command for entry in kept.predictions}) == 40
+    assert len(kept.predictions) == 20 and kept.damaged == 0
+    assert len({entry.command for entry in kept.predictions}) == 20
 
 
 def test_scored_predictions_narrow_the_intervals_of_their_machine_alone() -> None:
