@@ -12,6 +12,7 @@ from dpsim.cli import flags, ledger, readers, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dpsim.records.sweep import Predictions, Results
     from dpsim.setting import Setting
 
 EXAMPLES = """\
@@ -219,14 +220,15 @@ def _compare(runs: tuple[Path, ...], given: ReportFlags) -> None:
 
 
 def _trace(folder: Path, given: ReportFlags, step: StepFlags) -> None:
-    from dpsim.report.trace import step_of_sweep, write_trace
+    from dpsim.report.trace import step_of, write_trace
 
     output = given.output or _TRACE
     flags.writable(output, "trace", inputs=tuple(folder / f"{name}.json" for name in _RECORDS))
     conditions = step.values()
     if "devices" in conditions:
         conditions["devices"] = conditions.pop("layout") or str(conditions["devices"])
-    setting, timelines, same_minutes = step_of_sweep(folder, conditions)
+    results, predictions, same_minutes = _scored(folder)
+    setting, timelines = step_of(results, predictions, conditions)
     write_trace(output, timelines)
     if given.json:
         summary = {"trace": str(output), "timelines": [timeline.source for timeline in timelines]}
@@ -237,12 +239,37 @@ def _trace(folder: Path, given: ReportFlags, step: StepFlags) -> None:
     print(f"trace file: {output}; open it at https://ui.perfetto.dev")
 
 
+def _scored(folder: Path) -> tuple[Results | None, Predictions, bool]:
+    """Return what a sweep measured, if it has, with the predictions that its report compares with that.
+
+    The last says whether these are of the same minutes. Raises ``ConfigError`` and ``FileFormatError``.
+    """
+    from dpsim.harness.sweep.packed import PACKED, read
+    from dpsim.records.bench import RECORD
+    from dpsim.records.sweep import read_predictions, read_results
+
+    if (folder / RECORD).is_file():
+        raise ConfigError(
+            f"{folder} holds a benchmark of the allreduce, which keeps no timelines",
+            allowed="a folder of dpsim sweep fusion-threshold or dpsim sweep devices",
+            remedy="run a sweep with --output, and give its folder",
+        )
+    if (packed := folder / PACKED).is_file():
+        swept = read(packed)
+        return swept.results, swept.blind or swept.predictions, swept.blind is not None
+    same_minutes = (folder / "blind.json").is_file()
+    measured, predicted = folder / "results.json", folder / ("blind.json" if same_minutes else "predictions.json")
+    has_results = measured.is_file() or not predicted.is_file()
+    return read_results(measured) if has_results else None, read_predictions(predicted), same_minutes
+
+
 def _page(folder: Path, page: Path) -> None:
     from dpsim.codec import write_text
     from dpsim.explore.studied import studied
+    from dpsim.harness.sweep.sweep import read_swept
 
     flags.writable(page, "page", flag="--page", inputs=tuple(folder / f"{name}.json" for name in _RECORDS))
-    write_text(page, studied(folder))
+    write_text(page, studied(read_swept(folder)))
     print(f"Open  {page}")
 
 

@@ -18,6 +18,7 @@ from dpsim.model.cautions import cautions
 from dpsim.model.defaults import for_prediction
 from dpsim.model.points import plan_one
 from dpsim.model.residuals import LEVEL
+from dpsim.network import Network
 from dpsim.plan import Plan
 from dpsim.report.page import templates
 from dpsim.report.palette import variables
@@ -82,6 +83,12 @@ def page_of_plan(
     ``told`` says what of it a script told, and ``measured`` are settings of the page with their ``step_s``. Raises
     ``ConfigError`` for what a page cannot hold.
     """
+    if Network.parse(machine.network).conditions:
+        raise ConfigError(
+            f"a page of the network {machine.network}",
+            allowed="a network without conditions: a page does not compute what ranks hide where links are not alike",
+            remedy=f"take a machine of {Network.parse(machine.network).plain.token}",
+        )
     begun = setting_of(plan)
     known = world(
         workload, machine, [begun["local_batch"]], plan.optimizer, machine.interval_widths if measured else ()

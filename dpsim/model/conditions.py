@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
@@ -68,11 +69,14 @@ def on_network(machine: Machine, network: Network) -> Machine:
 def seconds_a_byte(network: Network, collective: Collective) -> float:
     """Return the least seconds that a collective takes for each byte of its data, by the rates of a shaped network."""
     seconds = 0.0
-    for loads in _rounds(
-        collective.kind, _STANDS_FOR.get(collective.algorithm, collective.algorithm), collective.devices
-    ):
-        seconds += max(_link_seconds(network, loads), default=0.0)
+    for messages in messages_of(collective):
+        seconds += max(_link_seconds(network, messages), default=0.0)
     return seconds
+
+
+def messages_of(collective: Collective) -> tuple[tuple[tuple[int, int, float], ...], ...]:
+    """Return the messages of each round of a collective: (from, to, share of the data)."""
+    return _rounds(collective.kind, _STANDS_FOR.get(collective.algorithm, collective.algorithm), collective.devices)
 
 
 def _with_devices(table: AllreduceCost, devices: int) -> Collective:
@@ -121,7 +125,6 @@ def _changed(table: Table, network: Network) -> Table:
 
 @functools.lru_cache(maxsize=256)
 def _rounds(kind: CollectiveKind, algorithm: str, devices: int) -> tuple[tuple[tuple[int, int, float], ...], ...]:
-    """Return the messages of each round: (from, to, share of the data)."""
     if kind == "copy" or devices < 2:
         return ()
     if kind == "send":
@@ -142,20 +145,29 @@ def _rounds(kind: CollectiveKind, algorithm: str, devices: int) -> tuple[tuple[t
     )
 
 
+def path(network: Network, sender: int, receiver: int) -> Iterator[tuple[str, int]]:
+    """Yield the links that a message from one host to another takes."""
+    half = network.hosts // 2
+    yield "up", sender
+    if (sender < half) != (receiver < half):
+        yield "uplink", int(sender < half)
+    yield "down", receiver
+
+
+def rates(network: Network) -> dict[tuple[str, int], tuple[float, float]]:
+    """Return for each link of a shaped network its rate, and that of the flow beside on it, in bytes a second."""
+    hosts, flow = network.rates_bytes_per_s(), (network.condition("background") or 0.0) * network.rate_bytes_per_s
+    of_links = {(link, number): rate for number, rate in enumerate(hosts) for link in ("up", "down")}
+    of_links |= {("uplink", half): network.uplink_bytes_per_s for half in (0, 1)}
+    taken = {*path(network, 0, 1)}
+    return {link: (rate, flow * (link in taken)) for link, rate in of_links.items()}
+
+
 def _link_seconds(network: Network, messages: tuple[tuple[int, int, float], ...]) -> list[float]:
     """Return the seconds that each link takes for the messages of a round, for a byte of data."""
     loads: dict[tuple[str, int], float] = collections.defaultdict(float)
-    half = network.hosts // 2
     for sender, receiver, share in messages:
-        loads["up", sender] += share
-        loads["down", receiver] += share
-        if (sender < half) != (receiver < half):
-            loads["uplink", int(sender < half)] += share
-    rates = network.rates_bytes_per_s()
-    taken = {("up", 0), ("down", 1), *([("uplink", 1)] if half == 1 else [])}
-    background = (network.condition("background") or 0.0) * network.rate_bytes_per_s
-    seconds = []
-    for (link, number), share in loads.items():
-        rate = network.uplink_bytes_per_s if link == "uplink" else rates[number]
-        seconds.append(share / (rate - background * ((link, number) in taken)))
-    return seconds
+        for link in path(network, sender, receiver):
+            loads[link] += share
+    of_links = rates(network)
+    return [share / (of_links[link][0] - of_links[link][1]) for link, share in loads.items()]

@@ -18,6 +18,8 @@ from dpsim.model.horovod import joined
 from dpsim.model.prices import EXACT, Factors, local_share, prices_of
 from dpsim.model.queue import MODES
 from dpsim.model.simulate import operations_of, simulate
+from dpsim.model.skew import hidden_s
+from dpsim.network import Network
 from dpsim.plan import Plan
 from dpsim.schedule import (
     BACKWARD_EVENT,
@@ -182,6 +184,11 @@ def price(schedule: Schedule, machine: Machine, factors: Factors = EXACT) -> Pri
     else:
         operations = operations_of(schedule)
     times, sums, step_s = simulate(operations, priced.prices, mode)
+    if machine.network and sums[EXPOSED_S] > 0:
+        exposed_s = float(sums[EXPOSED_S])
+        hidden = min(exposed_s, hidden_s(Network.parse(machine.network), schedule, step_s - exposed_s))
+        step_s -= hidden
+        sums[EXPOSED_S] -= hidden
     if plan.data_devices > 1 and schedule.buckets and not extrapolated:
         sizes = schedule.summed_bytes
         extrapolated = bool(len(sizes)) and bool(sizes.min() < first_bytes or sizes.max() > last_bytes)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dpsim.codec import to_json, write_text
 from dpsim.errors import ConfigError
-from dpsim.records.bench import RECORD
-from dpsim.records.sweep import MeasuredPoint, PredictedPoint, clean_values, read_predictions, read_results
+from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results, clean_values
 from dpsim.schedule import LANE_NAMES
 from dpsim.setting import FIELDS, Setting
 from dpsim.timeline import Timeline
@@ -21,37 +20,18 @@ SCHEMA = "dpsim.trace/1"
 """Stands in the file beside its events, so that it is known as dpsim's own; viewers take it for a remark."""
 
 
-class Step(NamedTuple):
-    """The timelines of one setting of a sweep: measured and predicted, as far as they are there."""
+def step_of(
+    results: Results | None, predictions: Predictions, conditions: Mapping[str, object]
+) -> tuple[Setting, list[Timeline]]:
+    """Return the setting that trains fastest on the most devices, of those that meet the conditions, and its timelines.
 
-    setting: Setting
-    timelines: list[Timeline]
-    same_minutes: bool
-    """Whether the prediction is the one from the minutes of the measurement."""
-
-
-def step_of_sweep(folder: Path, conditions: Mapping[str, object]) -> Step:
-    """Return the timelines of the setting that trains fastest on the most devices, of those that meet the conditions.
-
-    The prediction is the one that the report compares with the measurement. Raises ``ConfigError`` and
-    ``FileFormatError``.
+    They are measured and predicted, as far as they are there. Raises ``ConfigError``.
     """
-    if (folder / RECORD).is_file():
-        raise ConfigError(
-            f"{folder} holds a benchmark of the allreduce, which keeps no timelines",
-            allowed="a folder of dpsim sweep fusion-threshold or dpsim sweep devices",
-            remedy="run a sweep with --output, and give its folder",
-        )
-    same_minutes = (folder / "blind.json").is_file()
-    measured, predicted = folder / "results.json", folder / ("blind.json" if same_minutes else "predictions.json")
-    points: list[MeasuredPoint | PredictedPoint] = []
-    if measured.is_file() or not predicted.is_file():
-        points += read_results(measured).points
-    points += read_predictions(predicted).points
-    points = [point for point in points if point.timeline is not None]
+    points: list[MeasuredPoint | PredictedPoint] = [] if results is None else [*results.points]
+    points = [point for point in (*points, *predictions.points) if point.timeline is not None]
     setting = fastest(points, conditions)
-    timelines = [p.timeline for p in points if p.setting == setting and p.timeline is not None]
-    return Step(setting, [Timeline.from_record(timeline) for timeline in timelines], same_minutes)
+    timelines = [point.timeline for point in points if point.setting == setting and point.timeline is not None]
+    return setting, [Timeline.from_record(timeline) for timeline in timelines]
 
 
 def fastest(points: Sequence[MeasuredPoint | PredictedPoint], conditions: Mapping[str, object]) -> Setting:

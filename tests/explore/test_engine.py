@@ -264,7 +264,7 @@ def pairs(draw: random.Random) -> list[tuple[Workload, Machine]]:
         (resnet, machine.read("nvlink3-8gpu+hdr-ib")),
         *studied("strategies"),
         *studied("example"),
-        *studied("emulated-speedup"),
+        *studied("devices"),
         *((random_workload(draw), random_machine(draw)) for _ in range(20)),
     ]
 

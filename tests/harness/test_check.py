@@ -31,7 +31,6 @@ def test_all_sweep_reports_are_known() -> None:
         "batch-norm",
         "joint",
         "local-batch",
-        "emulated-speedup",
         "strategies",
         "ddp",
         "shaped-8",

@@ -52,6 +52,8 @@ def cases() -> Iterator[tuple[str, Workload, Machine, Plan]]:
     plan = Plan(devices=8, global_batch=512, algorithm="ring", accumulate=2, strategy="pipeline")
     layers = tuple(msgspec.structs.replace(each, output_bytes_per_sample=4096.0) for each in resnet50().layers)
     yield "resnet50 on nvlink: pipeline", msgspec.structs.replace(resnet50(), layers=layers), nvlink, plan
+    shaped = msgspec.structs.replace(k80, network="shaped:4x200mbit+slow-host=50%")
+    yield "googlenet on uneven links", googlenet, shaped, Plan(devices=4, global_batch=128, algorithm="ring")
     yield "resnet50 on tables", resnet50(), shared_memory(), Plan(devices=8, global_batch=256, overlap="thread")
 
 
