@@ -31,6 +31,8 @@ _EMULATED_LINK = "paced:1ms,500mbit"
 """Slow enough for 8 ranks on 2 cores, by an algorithm with few rounds."""
 _EMULATED_THRESHOLDS = (65536.0, 131072.0, 262144.0, "inf")
 _SHAPED_MODELS = ("mlp:64x20", "cnn", "resnet20", "mlp:512x3")
+_LONG_STEPS, _LONG_STEPS_BUDGET_S = ("resnet20", "mlp:512x3"), 60.0
+"""Models whose steps on 8 hosts take up to a second, and the seconds in which each setting is measured six times."""
 _CONDITIONS = ("slow_host", "background", "oversubscribed")
 
 
@@ -46,12 +48,14 @@ def experiments(*, quick: bool = False) -> tuple[Experiment, ...]:
 
 
 def _on_shaped_hosts(number: int, budget_s: float) -> tuple[Experiment, ...]:
-    """Return the sweeps of ``experiments/sweeps/shaped_*.toml`` with one model and one of the conditions.
+    """Return the sweeps of ``experiments/sweeps/shaped_*.toml`` with one model and two of the conditions.
 
     What is predicted without having been calibrated on: another rate of 2 hosts, a condition of 4, and 8 hosts.
     """
-    condition = _CONDITIONS[number % len(_CONDITIONS)]
-    experiments = [declared(f"shaped_{name}") for name in ("2", "4", condition, "8")]
+    conditions = [_CONDITIONS[each % len(_CONDITIONS)] for each in (number, number + 1)]
+    experiments = [declared(f"shaped_{name}") for name in ("2", "4", *conditions, "8")]
+    if _SHAPED_MODELS[number] in _LONG_STEPS:
+        budget_s = max(budget_s, _LONG_STEPS_BUDGET_S)
     return tuple(
         replace(
             each.changed(model=_SHAPED_MODELS[number]), name=f"{each.name}-{number:02d}", seed=number, budget_s=budget_s
