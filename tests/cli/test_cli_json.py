@@ -106,6 +106,13 @@ def test_trace(dpsim: Dpsim, folder: Path) -> None:
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+def test_a_page_and_a_trace_of_a_report_whose_records_are_one_file(dpsim: Dpsim, tmp_path: Path) -> None:
+    swept, trace, page = EXPERIMENTS.parent / "reports" / "shaped-4", tmp_path / "trace.json", tmp_path / "page.html"
+    shown = _object(dpsim, "report", swept, "--trace", "--output", trace)
+    assert shown["summary"]["timelines"] == ["measured", "predicted"]
+    assert dpsim("report", swept, "--page", page)[0] == 0 and "of its report" in page.read_text()
+
+
 def test_one_device_has_no_threshold_and_the_trace_is_of_the_fastest_setting(dpsim: Dpsim, folder: Path) -> None:
     points = _object(dpsim, "report", folder, "--format", "csv")["points"]
     assert {p["fusion_threshold_bytes"] for p in points if p["devices"] == 1} == {None}
