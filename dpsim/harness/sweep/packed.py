@@ -41,7 +41,7 @@ def read(path: Path) -> Swept:
     except (OSError, ValueError, EOFError, lzma.LZMAError) as error:
         raise FileFormatError(
             f"the record {path} cannot be read: {error}",
-            allowed="a record as `make accuracy` writes it",
-            remedy="delete it: the sweep is then run again",
+            allowed="a record of a sweep, as dpsim compresses it",
+            remedy="take an undamaged copy; or delete it, and run the sweep again",
         ) from error
     return codec.decode(raw, Swept, "record of a sweep")
