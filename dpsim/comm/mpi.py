@@ -20,6 +20,7 @@ from dpsim.comm.compression import Compression
 from dpsim.comm.shared import shared_memory
 from dpsim.comm.transport import (
     Array,
+    CollectiveSteps,
     PersistentAllreduce,
     PersistentRound,
     Request,
@@ -40,6 +41,9 @@ from dpsim.replica import OrderedSum
 from dpsim.units import format_size
 
 _PAYLOAD_TAG = 2
+_SMALL_BYTES = 2048
+"""Where ranks share no memory, so many bytes are there before a nap would end, and latency is all that matters."""
+_YIELDING_S = 5e-4
 _SHAPED_NAP_S = 1e-4
 """A rank that sleeps looks for messages so often; of several on a core each less often, or looking would fill it."""
 
@@ -77,10 +81,16 @@ class MpiRequest:
 
 
 class MpiRound:
-    """Persistent MPI requests as one round of messages. ``blocking``: each rank has a core, so that MPI may spin."""
+    """Persistent MPI requests as one round of messages.
 
-    def __init__(self, t: MpiTransport, requests: list[MPI.Prequest], *, blocking: bool) -> None:
-        self._transport, self._requests, self._blocking = t, requests, blocking
+    Where each rank has a core MPI may spin. Elsewhere a round of few bytes is soon there, and the rank yields before it
+    sleeps.
+    """
+
+    def __init__(self, t: MpiTransport, requests: list[MPI.Prequest], size_bytes: int) -> None:
+        self._transport, self._requests = t, requests
+        self._blocking = not (t.nap_s or t.oversubscribed)
+        self._yielding_s = _YIELDING_S if t.nap_s and size_bytes <= _SMALL_BYTES else 0.0
         self._request = MpiRequest(cast(list[MPI.Request], requests))
         weakref.finalize(self, _free, requests)
 
@@ -93,7 +103,20 @@ class MpiRound:
         if self._blocking:
             MPI.Request.Waitall(self._requests)
         else:
-            wait(self._transport, [self._request])
+            wait(self._transport, [self._request], yielding_s=self._yielding_s)
+
+
+class _SmallAllreduce:
+    """The MPI library's allreduce of few bytes as a persistent request: so MPICH takes the fewest rounds for it."""
+
+    def __init__(self, requests: MpiRound) -> None:
+        self._requests = requests
+
+    def run(self) -> None:
+        self._requests.run()
+
+    def start(self) -> CollectiveSteps:
+        yield [self._requests.start()]
 
 
 def _free(requests: list[MPI.Prequest]) -> None:
@@ -175,13 +198,25 @@ class MpiTransport:
         kind: CollectiveKind = "allreduce",
         replicas: int = 1,
     ) -> PersistentAllreduce | None:
+        plain = compression is None and order is None and kind == "allreduce" and replicas == 1
+        if algorithm == "mpi" and plain:
+            return self._small(data)
         if algorithm not in self._kernels:
             return None
         kernel = self.kernel(data, algorithm, compression, order, kind, replicas)
-        plain = compression is None and order is None and kind == "allreduce" and replicas == 1
         if kernel is None and algorithm == "auto" and plain and self._selection.by_messages:
             return allreduce.prepare(self, data, self._selection.algorithm(data.nbytes))
         return kernel
+
+    def _small(self, data: Array) -> PersistentAllreduce | None:
+        """Prepare MPI's allreduce of few bytes between nodes; ``None`` for others, and where MPI has no such request."""
+        if self._one_node or data.nbytes > _SMALL_BYTES or type(self.comm) is not MPI.Intracomm:
+            return None
+        try:
+            request = self.comm.Allreduce_init(MPI.IN_PLACE, data)
+        except NotImplementedError:  # before MPI 4
+            return None
+        return _SmallAllreduce(MpiRound(self, [request], data.nbytes))
 
     def kernel(
         self,
@@ -239,7 +274,7 @@ class MpiTransport:
             return None
         requests = [self.comm.Recv_init(data, source, _PAYLOAD_TAG) for data, source in receives]
         requests += [self.comm.Send_init(data, to, _PAYLOAD_TAG) for data, to in sends]
-        return MpiRound(self, requests, blocking=not (self.nap_s or self.oversubscribed))
+        return MpiRound(self, requests, max((data.nbytes for data, _ in receives), default=0))
 
     def send(self, data: Array, to: int) -> Request:
         return MpiRequest([self.comm.Isend(data, to, _PAYLOAD_TAG)])

@@ -180,15 +180,20 @@ class Transport(Protocol):
         """Give back memory that other ranks may be using. Collective, as ``allocate`` is; nothing may be under way."""
 
 
-def wait(t: Transport, pending: Sequence[Request]) -> None:
+def wait(t: Transport, pending: Sequence[Request], *, yielding_s: float = 0.0) -> None:
     """Return when every message is done.
 
     Waiting asks again and again without a pause, for a yielded core may go to any other program for milliseconds; only
-    where ranks share cores does it yield or sleep (``pause``), so that the others can send.
+    where ranks share cores does it yield or sleep (``pause``), so that the others can send. Ranks that would sleep
+    only yield for the first ``yielding_s``.
     """
     waiting = [message for message in pending if not message.done()]
+    until_s = now() + yielding_s if waiting and yielding_s else 0.0
     while waiting:
-        pause(t, waiting)
+        if until_s and now() < until_s:
+            os.sched_yield()
+        else:
+            pause(t, waiting)
         waiting = [message for message in waiting if not message.done()]
 
 

@@ -1,7 +1,7 @@
 """Prices a shaped network under conditions that nobody calibrated on, from the calibration of the network without them.
 
 Each round of an algorithm lasts as long as its slowest link: the bytes that cross it over the rate that the token gives
-it. What a collective takes beyond its shortest time grows as the sum of its rounds does.
+it. A collective takes as much longer as the sum of its rounds does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpsim.comm.message_steps import step_list
 from dpsim.cost_tables import AllreduceCost, OverlapCost
 from dpsim.machine import Machine
 from dpsim.model.cost import idle_curve, tables_of
-from dpsim.model.formulas import lines_of
+from dpsim.model.formulas import lines_of, wire_share
 from dpsim.network import Network
 
 Table = TypeVar("Table", AllreduceCost, OverlapCost)
@@ -107,15 +107,14 @@ def _ratio(network: Network, collective: Collective) -> float:
 def _changed(table: Table, network: Network) -> Table:
     """Return a table with the times that the conditions of a network make of it.
 
-    What a collective takes beyond its shortest time is in proportion to the wire's; and no size takes less than the
-    wire for its bytes, at what the largest size has reached: short messages hide it behind what each round takes.
+    The wire takes longer for the bytes. What a collective takes beyond that, for looking, waking and adding, stays.
     """
     ratio = _ratio(network, table.collective)
     rounds = min(line.alpha for line in lines_of(table.collective, table.devices, 1))
-    sizes, times = np.array(table.sizes_bytes, float), np.array(table.time_s)
-    shortest = np.minimum(times[0], times)
-    of_wire = (times[-1] - shortest[-1]) / max(sizes[-1] - sizes[0], 1.0) * sizes
-    slower = np.maximum(shortest + (times - shortest) * ratio, of_wire * ratio)
+    times = np.array(table.time_s)
+    on_wire = np.array(table.sizes_bytes, float) * wire_share(table.wire_dtype)
+    wire_s = on_wire * seconds_a_byte(network.plain, table.collective)
+    slower = times + (ratio - 1) * np.minimum(wire_s, times)
     slower += rounds * (network.condition("delay") or 0.0)
     doubt = math.hypot(table.relative_uncertainty or 0.0, _DOUBLING_ERROR * abs(math.log2(ratio)))
     return msgspec.structs.replace(
