@@ -209,7 +209,7 @@ class MpiTransport:
         return kernel
 
     def _small(self, data: Array) -> PersistentAllreduce | None:
-        """Prepare MPI's allreduce of few bytes between nodes; ``None`` for others, and where MPI has no such request."""
+        """Prepare MPI's allreduce of few bytes between nodes; ``None`` for others, and where MPI cannot."""
         if self._one_node or data.nbytes > _SMALL_BYTES or type(self.comm) is not MPI.Intracomm:
             return None
         try:
