@@ -91,7 +91,8 @@ class Inputs(Noun, frozen=True):
     of profiles and calibrations alone; the first sample was taken after ``beforehand_until``. ``widths`` are
     those of intervals, by the residuals of the machine's past studies when this one began. ``model_version`` is that
     of the model for which they were measured (0: from before versions were recorded). ``unshaped_bytes_per_s`` is what
-    the links of shaped hosts carried before they were shaped.
+    the links of shaped hosts carried before they were shaped. Those of a sweep that several jobs measured are ``parts``
+    alone, one for each job.
     """
 
     profiles: tuple[ProfileConfig, ...]
@@ -106,10 +107,12 @@ class Inputs(Noun, frozen=True):
     schema: str = SCHEMA
     model_version: int = 0
     unshaped_bytes_per_s: float = 0.0
+    parts: tuple[Inputs, ...] = ()
 
     def with_medians(self) -> Inputs:
         """Return what the predictions of a finished study are made from: of the parts of steps only the medians."""
-        return msgspec.structs.replace(self, rows=with_medians(self.rows, PARTS))
+        parts = tuple(part.with_medians() for part in self.parts)
+        return msgspec.structs.replace(self, rows=with_medians(self.rows, PARTS), parts=parts)
 
     def early(self) -> Inputs:
         """Return what was measured before the first measured sample."""

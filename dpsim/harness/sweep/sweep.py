@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -19,7 +20,7 @@ from dpsim.harness.quality.fits import cases
 from dpsim.harness.sweep.compare import compare, with_groups
 from dpsim.harness.sweep.coverage import residuals
 from dpsim.harness.sweep.drift import DRIFT, drift, read_drift
-from dpsim.harness.sweep.experiment import needed_for, predict_again
+from dpsim.harness.sweep.experiment import needed_for, predict_from
 from dpsim.harness.sweep.packed import PACKED, read
 from dpsim.harness.sweep.quality import QUALITY, measure_quality, read_quality, study_of
 from dpsim.harness.sweep.questions import completed
@@ -42,12 +43,14 @@ from dpsim.report.sweep.write import write_report
 from dpsim.setting import FIELDS, Grid
 from dpsim.study.cases import run
 from dpsim.study.environment import environment
-from dpsim.study.inputs import Inputs, networks_of, preparation_s, prepared
+from dpsim.study.inputs import Needed, networks_of, preparation_s
 from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.task import Samples, SweepTask, samples_before
 from dpsim.study.time_limit import FEWEST_ROUNDS, first_rounds_text, limit_s
 
 _SAMPLES = "samples.json"
+ARRAY = "array.json"
+"""The file of a folder whose sweep is measured by a job array (``dpsim.harness.sweep.array``)."""
 _REPORT_S, _BUSY_REPORT_S = 10.0, 30.0
 """About what starting the ranks and writing the report take, on a quiet machine and beside others."""
 
@@ -77,7 +80,7 @@ class Study:
     quality: QualityStudy | None = None
 
     @classmethod
-    def of(cls, declared: Experiment) -> Study:
+    def of(cls, declared: Experiment) -> Self:
         """Return the study of a declared experiment, with its defaults filled in. Raises ``ConfigError``."""
         experiment = completed(declared)
         quality = study_of(experiment) if experiment.settings else None  # impossible settings are refused first
@@ -119,7 +122,7 @@ class Study:
             finished = self.finished(folder)
             predictions = self.existing(folder)
             if predictions is None or not (folder / "results.json").exists():
-                current = environment()
+                current = self.environment(folder)
                 write_results(folder, current, self.samples(predictions, current, folder, progress))
                 self.forget_samples(folder)
                 predictions = read_predictions(folder / "predictions.json")
@@ -138,6 +141,15 @@ class Study:
                 write_report(folder, swept)
             return swept
 
+    def environment(self, folder: Path) -> Environment:
+        """Return where the samples in the folder are taken: here."""
+        return environment()
+
+    def needed(self, current: Environment) -> Needed:
+        """Return what must be profiled and calibrated, on the present machine and by what its past studies tell."""
+        widths = all_widths(past.load(current.processor, current.cores))
+        return msgspec.structs.replace(needed_for(self.experiment, current), widths=widths)
+
     def samples(
         self, predictions: Predictions | None, current: Environment, folder: Path, progress: Progress
     ) -> list[Samples]:
@@ -152,8 +164,7 @@ class Study:
         if predictions is not None and path.exists():
             before = samples_before(path, predictions, progress)
             check_same_machine(predictions, current, folder)
-        widths = all_widths(past.load(current.processor, current.cores))
-        needed = msgspec.structs.replace(needed_for(self.experiment, current), widths=widths)
+        needed = self.needed(current)
         task = SweepTask(
             experiment=self.experiment,
             needed=needed,
@@ -210,6 +221,12 @@ def existing_predictions(folder: Path, experiment: Experiment) -> Predictions | 
     path = folder / "predictions.json"
     if not path.exists():
         files = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        if ARRAY in files:
+            raise ConfigError(
+                f"the folder {folder} holds a sweep that a job array measures",
+                allowed="a new or empty folder",
+                remedy="give --array to go on with it, or choose another folder with --output",
+            )
         if files:
             raise ConfigError(
                 f"the folder {folder} is not empty ({', '.join(files[:4])}) and holds no sweep of dpsim",
@@ -238,12 +255,6 @@ def _declared_values(experiment: Experiment) -> dict[str, str]:
     }
 
 
-def blind_predictions(predictions: Predictions, inputs: Inputs) -> Predictions:
-    """Predict what was measured from what was profiled and calibrated in turns with it, and nothing else."""
-    needed = needed_for(predictions.experiment, predictions.environment)
-    return predict_again(predictions, prepared(needed.settings, inputs.late(), same_minutes=True))
-
-
 def write_results(folder: Path, current: Environment, measured: Sequence[Samples]) -> None:
     """Write the samples of all places as ``results.json``.
 
@@ -253,7 +264,7 @@ def write_results(folder: Path, current: Environment, measured: Sequence[Samples
     if inputs is not None:
         inputs = inputs.with_medians()
         codec.write_record(folder / "inputs.json", inputs)
-        codec.write_record(folder / "blind.json", blind_predictions(predictions, inputs))
+        codec.write_record(folder / "blind.json", predict_from(predictions, inputs, same_minutes=True))
         blind = read_predictions(folder / "blind.json")
     experiment, points = predictions.experiment, [point for samples in measured for point in samples.points]
     others = [point for point in points if point.setting.runtime in experiment.other_runtimes]

@@ -1,0 +1,334 @@
+"""A sweep as a job array: a task measures each of its parts, and a last job joins them, compares and reports.
+
+The folder of the sweep has ``array.json``, by which a task knows that it sees the folder of the command that submitted
+it, ``array.sh``, which submits the jobs, and ``tasks/NUMBER``, where each task keeps its predictions and samples as an
+interrupted sweep does. So a task that was killed goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.errors import ConfigError, unknown
+from dpsim.folder_lock import locked
+from dpsim.harness.sweep.parts import joined_predictions, joined_samples, parts_of
+from dpsim.harness.sweep.sweep import ARRAY, Study, check_same_machine, existing_predictions
+from dpsim.launch.job_script import BatchJob, header, preamble, program_of, refused
+from dpsim.progress import Progress, no_progress
+from dpsim.records.sweep import Environment, Experiment, Predictions, read_predictions
+from dpsim.study.inputs import Needed, seconds_of_kind
+from dpsim.study.task import Samples, samples_before
+
+SCHEMA = "dpsim.array/1"
+SCRIPT = "array.sh"
+_NO_WORD = re.compile(r"[^\w.-]+")
+_OPTIONS = ("time", "queue", "account", "name", "cpus", "at-once")
+_FORM = "slurm or pbs, with options after a colon: slurm:time=01:00:00,queue=short,account=x,cpus=4,at-once=4"
+_BEFORE_LIMIT_S = 60
+"""How long before its time limit Slurm tells a task to end. Slurm looks once a minute."""
+_REQUEUE = """\
+requeue() {{ # {seconds} s before the time limit: keep the samples, and go on in another job if there are new ones
+  kill "$task"
+  wait "$task"
+  if [ -n "$(find {folder}/tasks/"$SLURM_ARRAY_TASK_ID" -name samples.json -newermt "@$begin")" ]; then
+    scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
+  else
+    echo "The time limit ended this task before it had measured a round: allow more, like --array slurm:time=02:00:00"
+  fi
+}}
+begin=$(date +%s)
+trap requeue USR1
+{command} &
+task=$!
+wait "$task"
+"""
+
+
+class Array(Noun, frozen=True):
+    """The sweep that an array measures; ``id`` tells its folder from another one with the same path."""
+
+    id: str
+    experiment: Experiment
+    schema: str = SCHEMA
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TaskStudy(Study):
+    """The study of a part of a sweep; each kind of computation is profiled for ``seconds``, as in the whole sweep."""
+
+    seconds: float
+
+    def needed(self, current: Environment) -> Needed:
+        return msgspec.structs.replace(super().needed(current), seconds=self.seconds)
+
+    def measure(self, folder: Path, progress: Progress) -> None:
+        """Predict and measure into ``folder``, or go on there where a task was interrupted."""
+        with locked(folder):
+            predictions = self.existing(folder)
+            if predictions is not None and _all_samples(folder, predictions) is not None:
+                progress(f"{folder} holds all samples of this task already; nothing is measured again")
+                return
+            (samples,) = self.samples(predictions, self.environment(folder), folder, progress)
+            codec.write(folder / "samples.json", msgspec.structs.replace(samples, complete=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayStudy(Study):
+    """The study of a sweep whose samples are those of its tasks."""
+
+    @classmethod
+    def submitted(cls, folder: Path, array_id: str) -> ArrayStudy:
+        """Return the study that a job of the array belongs to. Raises ``ConfigError`` where its folder is not here."""
+        path = folder / ARRAY
+        array = codec.read(path, Array, "array", SCHEMA) if path.exists() else None
+        if array is None or array.id != array_id:
+            raise ConfigError(
+                f"the folder {folder} on the node {socket.gethostname()} is not the one that the array was submitted "
+                f"with: it has {'no' if array is None else 'another'} {ARRAY}",
+                allowed="a folder that all nodes share",
+                remedy="give the command again with --output in a shared folder; what was measured stays where it is",
+            )
+        return cls.of(array.experiment)
+
+    def existing(self, folder: Path) -> Predictions | None:
+        """Return the predictions that the folder holds, if any. Raises ``ConfigError`` for another experiment."""
+        path = folder / ARRAY
+        if not path.exists():
+            if existing_predictions(folder, self.experiment) is not None:
+                raise ConfigError(
+                    f"the folder {folder} holds this sweep, begun without --array",
+                    allowed="a new or empty folder, or one of the same array",
+                    remedy="leave --array out to finish it, or choose another folder with --output",
+                )
+            return None
+        if codec.read(path, Array, "array", SCHEMA).experiment != self.experiment:
+            raise ConfigError(
+                f"the folder {folder} holds the array of another experiment",
+                allowed="a new folder, or the same experiment",
+                remedy="choose another folder with --output; nothing in this one was changed",
+            )
+        return read_predictions(path) if (path := folder / "predictions.json").exists() else None
+
+    def environment(self, folder: Path) -> Environment:
+        """Return where the tasks take the samples: where the first one did."""
+        path = _task(folder, 0) / "predictions.json"
+        return read_predictions(path).environment if path.exists() else super().environment(folder)
+
+    def samples(
+        self, predictions: Predictions | None, current: Environment, folder: Path, progress: Progress
+    ) -> list[Samples]:
+        """Join the predictions and the samples of all tasks. Raises ``ConfigError`` where some are missing."""
+        tasks = [*self._tasks(folder)]
+        if missing := [number for number, each in enumerate(tasks) if each is None]:
+            texts = "; ".join(f"task {number}: {_last_line(folder, number)}" for number in missing[:4])
+            raise ConfigError(
+                f"{len(missing)} of {len(tasks)} tasks of {folder} have not taken all their samples ({texts}"
+                f"{'; ...' if len(missing) > 4 else ''})",
+                allowed="samples of all tasks",
+                remedy="give the command of the sweep again: it submits these tasks, and they go on where they stopped",
+            )
+        measured = [each for each in tasks if each is not None]
+        for number, (of_task, _) in enumerate(measured):
+            check_same_machine(of_task, current, _task(folder, number))
+        path = folder / "predictions.json"
+        codec.write_record(path, joined_predictions(self.experiment, [each for each, _ in measured]))
+        sha256 = codec.digest(read_predictions(path))
+        return [joined_samples(sha256, self.experiment, [each for _, each in measured])]
+
+    @functools.cached_property
+    def parts(self) -> tuple[Experiment, ...]:
+        """What each task measures."""
+        return parts_of(self.experiment)
+
+    def missing(self, folder: Path) -> list[int]:
+        """Return the numbers of the tasks that have not taken all their samples."""
+        return [number for number, each in enumerate(self._tasks(folder)) if each is None]
+
+    def measure_task(self, number: int, folder: Path, progress: Progress) -> None:
+        """Measure one part of the sweep into its folder, or go on there. Raises ``ConfigError``.
+
+        It is refused on another kind of machine than that of a task that began before.
+        """
+        if number >= len(self.parts):  # PBS has no array of one task
+            progress(f"task {number} has nothing to measure: the sweep has {len(self.parts)} parts")
+            return
+        study = _TaskStudy(experiment=self.parts[number], seconds=seconds_of_kind(self.experiment.budget_s))
+        own = _task(folder, number)
+        others = (path for path in sorted((folder / "tasks").glob("*/predictions.json")) if path.parent != own)
+        if (other := next(others, None)) is not None:
+            check_same_machine(read_predictions(other), study.environment(own), other.parent)
+        study.measure(own, progress)
+
+    def _tasks(self, folder: Path) -> Iterator[tuple[Predictions, Samples] | None]:
+        """Yield what each task predicted and measured, ``None`` for one that has not taken all its samples."""
+        for number, part in enumerate(self.parts):
+            of_task = _task(folder, number)
+            predictions = existing_predictions(of_task, part)
+            samples = None if predictions is None else _all_samples(of_task, predictions)
+            yield None if predictions is None or samples is None else (predictions, samples)
+
+
+def _all_samples(folder: Path, predictions: Predictions) -> Samples | None:
+    """Return the samples of a task if it has taken all of them."""
+    path = folder / "samples.json"
+    samples = samples_before(path, predictions, no_progress) if path.exists() else None
+    return samples if samples is not None and samples.complete else None
+
+
+def _task(folder: Path, number: int) -> Path:
+    return folder / "tasks" / str(number)
+
+
+def _last_line(folder: Path, number: int) -> str:
+    """Return the last line that a task printed, for a message."""
+    path = folder / "tasks" / f"{number}.out"
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayJobs:
+    """What a scheduler is asked for: ``job`` for each task, of which ``at_once`` run at a time (0: any number)."""
+
+    job: BatchJob
+    at_once: int = 0
+
+    @classmethod
+    def parse(cls, token: str, experiment: Experiment) -> ArrayJobs:
+        """Return the jobs of ``slurm:time=01:00:00,at-once=4``. Raises ``ConfigError``.
+
+        A task has a core for each device that computes, and at least two, unless it says otherwise.
+        """
+        scheduler, _, text = token.partition(":")
+        if scheduler not in ("slurm", "pbs"):
+            raise unknown("scheduler", scheduler, ("slurm", "pbs"), remedy=f"write {_FORM}")
+        options = dict[str, str]()
+        for word in filter(None, text.split(",")):
+            name, _, value = word.partition("=")
+            if name not in _OPTIONS:
+                raise unknown(f"option of {token!r}:", name, _OPTIONS, remedy=f"write {_FORM}")
+            options[name] = value
+        numbers = {name: _whole(name, options.pop(name)) for name in ("cpus", "at-once") if name in options}
+        if layouts := {layout for each in experiment.settings if (layout := each.plan.layout).nodes > 1}:
+            raise ConfigError(
+                f"settings of several nodes (devices {', '.join(sorted(layouts))}) in an array",
+                allowed="settings of one node: a task of an array runs on one",
+                remedy=f"dpsim launch {scheduler} --devices {max(layouts)} -- sweep ... measures them in one job",
+            )
+        real = [each.plan.devices for each in experiment.settings if not each.emulated_compute]
+        job = BatchJob(
+            scheduler="slurm" if scheduler == "slurm" else "pbs",
+            command=("sweep",),
+            cpus=numbers.get("cpus") or max(2, *real),
+            **{"name": _NO_WORD.sub("-", experiment.name)} | options,
+        )
+        return cls(job=job, at_once=numbers.get("at-once", 0))
+
+    def script(self, folder: Path, array_id: str, numbers: Sequence[int], words: Sequence[str] = ()) -> str:
+        """Return the script that submits the tasks with these ``numbers``, and the last job after them.
+
+        ``words`` are more words of the command line of each job.
+        """
+        slurm, at = self.job.scheduler == "slurm", shlex.quote(str(folder))
+        limit = f"%{self.at_once}" if self.at_once else ""
+        if slurm:
+            index, output, ranges = "$SLURM_ARRAY_TASK_ID", "%a.out", _ranges(numbers)
+            of_tasks = [
+                f"#SBATCH --array={ranges}{limit}",
+                "#SBATCH --requeue",
+                "#SBATCH --open-mode=append",
+                f"#SBATCH --signal=B:USR1@{_BEFORE_LIMIT_S}",
+            ]
+            submit, depending = "sbatch --parsable", "sbatch --parsable --dependency=afterany:$tasks"
+        else:
+            last = max(numbers[-1], numbers[0] + 1)
+            index, output = "$PBS_ARRAY_INDEX", "^array_index^.out"
+            of_tasks = [f"#PBS -J {numbers[0]}-{last}{limit}", "#PBS -r y"]
+            submit, depending = "qsub", "qsub -W depend=afterany:$tasks"
+        command = self._command(f"task:{index},of={array_id}", at, words)
+        run = command
+        if slurm:
+            run = _REQUEUE.format(seconds=_BEFORE_LIMIT_S, folder=at, command=command).rstrip()
+        name, tasks = self.job.name, msgspec.structs.replace(self.job, output=f"{folder}/tasks/{output}")
+        last_job = msgspec.structs.replace(self.job, name=f"{name}-report", output=f"{folder}/tasks/last.out")
+        return "\n".join(
+            [
+                "#!/bin/bash",
+                f"# Submits tasks of the sweep {name}, and the job that reports on them: bash {at}/{SCRIPT}",
+                f"tasks=$({submit} <<'TASK'",
+                "#!/bin/bash",
+                *header(tasks),
+                *of_tasks,
+                "",
+                *preamble(tasks),
+                run,
+                "TASK",
+                ") || exit",
+                f"last=$({depending} <<'LAST'",
+                "#!/bin/bash",
+                *header(last_job),
+                "",
+                *preamble(last_job),
+                self._command(f"last,of={array_id}", at, words),
+                "LAST",
+                ") || exit",
+                'echo "$tasks $last"',
+                "",
+            ]
+        )
+
+    @staticmethod
+    def _command(token: str, folder: str, words: Sequence[str]) -> str:
+        words = ["--output", folder, *map(shlex.quote, words)]
+        return " ".join([shlex.quote(sys.executable), "-m dpsim sweep --array", token, *words])
+
+
+def submit(study: ArrayStudy, jobs: ArrayJobs, folder: Path, words: Sequence[str] = ()) -> tuple[list[int], list[str]]:
+    """Submit the tasks that are missing, and the last job; returns the numbers of the tasks and the ids of both jobs.
+
+    Raises ``CommunicationError`` where there is no scheduler or it refuses them.
+    """
+    program = program_of(jobs.job.scheduler)
+    with locked(folder):
+        study.existing(folder)
+        path = folder / ARRAY
+        array_id = codec.read(path, Array, "array", SCHEMA).id if path.exists() else uuid.uuid4().hex[:12]
+        numbers = study.missing(folder)
+        (folder / "tasks").mkdir(exist_ok=True)
+        if not path.exists():
+            codec.write(path, Array(id=array_id, experiment=study.experiment))
+        script = folder / SCRIPT
+        codec.write_text(script, jobs.script(folder, array_id, numbers or [0], words))
+        done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise refused(program, done)
+    return numbers, done.stdout.split()
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) < 10**6:
+        raise ConfigError(f"{name} is {text!r} in --array", allowed="a whole number of 1 or more")
+    return int(text)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as Slurm has them: ``0-3,7``."""
+    runs = (
+        [number for _, number in members]
+        for _, members in itertools.groupby(enumerate(numbers), lambda item: item[1] - item[0])
+    )
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
