@@ -222,11 +222,14 @@ def declared(needed: Needed) -> Declared:
     )
 
 
-def preparation_s(settings: Sequence[Setting], budget_s: float) -> float:
-    """Return the least seconds to profile and calibrate before the first measured sample; it may take twice as long."""
+def preparation_s(settings: Sequence[Setting], seconds: float) -> float:
+    """Return the least seconds to profile and calibrate before the first measured sample; it may take twice as long.
+
+    Each kind of computation takes ``seconds``.
+    """
     profiles = len({profile_kind(setting) for setting in settings})
     emulated = len({calibration_kind(setting) for setting in settings if setting.emulated_compute})
-    return seconds_of_kind(budget_s) * (profiles + emulated)
+    return seconds * (profiles + emulated)
 
 
 def seconds_of_kind(budget_s: float) -> float:

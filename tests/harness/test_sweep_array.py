@@ -20,6 +20,7 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.experiments.bench_predict import resnet50
 from dpsim.harness.sweep.array import ArrayJobs, ArrayStudy
+from dpsim.harness.sweep.check import check
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.experiment import predict_experiment
 from dpsim.harness.sweep.parts import joined_predictions, parts_of, split
@@ -284,4 +285,4 @@ def test_the_last_job_names_what_is_missing_and_then_makes_the_report_that_can_b
     inputs = codec.read(folder / "inputs.json", Inputs, "inputs", SCHEMA)
     later = tuple(msgspec.structs.replace(part, measured_until="later") for part in inputs.parts)
     codec.write_record(folder / "inputs.json", msgspec.structs.replace(inputs, parts=later))
-    assert "inputs.json has another SHA-256" in dpsim("report", folder, "--check")[1]
+    assert "inputs.json has another SHA-256" in check(folder).damage

@@ -25,12 +25,12 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.folder_lock import locked
-from dpsim.harness.sweep.parts import joined_predictions, joined_samples, parts_of
+from dpsim.harness.sweep.parts import joined_predictions, parts_of
 from dpsim.harness.sweep.sweep import ARRAY, Study, check_same_machine, existing_predictions
 from dpsim.launch.job_script import BatchJob, header, preamble, program_of, refused
 from dpsim.progress import Progress, no_progress
 from dpsim.records.sweep import Environment, Experiment, Predictions, read_predictions
-from dpsim.study.inputs import Needed, seconds_of_kind
+from dpsim.study.inputs import seconds_of_kind
 from dpsim.study.task import Samples, samples_before
 
 SCHEMA = "dpsim.array/1"
@@ -68,12 +68,13 @@ class Array(Noun, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class _TaskStudy(Study):
-    """The study of a part of a sweep; each kind of computation is profiled for ``seconds``, as in the whole sweep."""
+    """The study of a part of a sweep, which is profiled and calibrated for as long as the whole sweep would be."""
 
-    seconds: float
+    whole: Experiment
 
-    def needed(self, current: Environment) -> Needed:
-        return msgspec.structs.replace(super().needed(current), seconds=self.seconds)
+    @property
+    def preparing_s(self) -> float:
+        return seconds_of_kind(self.whole.budget_s)
 
     def measure(self, folder: Path, progress: Progress) -> None:
         """Predict and measure into ``folder``, or go on there where a task was interrupted."""
@@ -131,7 +132,10 @@ class ArrayStudy(Study):
     def samples(
         self, predictions: Predictions | None, current: Environment, folder: Path, progress: Progress
     ) -> list[Samples]:
-        """Join the predictions and the samples of all tasks. Raises ``ConfigError`` where some are missing."""
+        """Return the samples of all tasks, whose predictions are written as those of the sweep.
+
+        Raises ``ConfigError`` where some are missing.
+        """
         tasks = [*self._tasks(folder)]
         if missing := [number for number, each in enumerate(tasks) if each is None]:
             texts = "; ".join(f"task {number}: {_last_line(folder, number)}" for number in missing[:4])
@@ -144,10 +148,9 @@ class ArrayStudy(Study):
         measured = [each for each in tasks if each is not None]
         for number, (of_task, _) in enumerate(measured):
             check_same_machine(of_task, current, _task(folder, number))
-        path = folder / "predictions.json"
-        codec.write_record(path, joined_predictions(self.experiment, [each for each, _ in measured]))
-        sha256 = codec.digest(read_predictions(path))
-        return [joined_samples(sha256, self.experiment, [each for _, each in measured])]
+        joined = joined_predictions(self.experiment, [each for each, _ in measured])
+        codec.write_record(folder / "predictions.json", joined)
+        return [each for _, each in measured]
 
     @functools.cached_property
     def parts(self) -> tuple[Experiment, ...]:
@@ -166,7 +169,7 @@ class ArrayStudy(Study):
         if number >= len(self.parts):  # PBS has no array of one task
             progress(f"task {number} has nothing to measure: the sweep has {len(self.parts)} parts")
             return
-        study = _TaskStudy(experiment=self.parts[number], seconds=seconds_of_kind(self.experiment.budget_s))
+        study = _TaskStudy(experiment=self.parts[number], whole=self.experiment)
         own = _task(folder, number)
         others = (path for path in sorted((folder / "tasks").glob("*/predictions.json")) if path.parent != own)
         if (other := next(others, None)) is not None:

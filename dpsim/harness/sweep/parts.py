@@ -14,7 +14,6 @@ from dpsim.machine import Machine
 from dpsim.records.sweep import Experiment, PredictedPoint, Predictions
 from dpsim.setting import Setting
 from dpsim.study.inputs import Inputs, Kinds, kinds_of
-from dpsim.study.task import Samples
 from dpsim.workload import Workload
 
 _NUMBER = re.compile(r" \(\d+\)$")
@@ -117,17 +116,4 @@ def joined_inputs(parts: Sequence[Inputs]) -> Inputs:
         beforehand_until=min(part.beforehand_until for part in parts),
         model_version=first.model_version,
         parts=tuple(parts),
-    )
-
-
-def joined_samples(predictions_sha256: str, experiment: Experiment, parts: Sequence[Samples]) -> Samples:
-    """Return the samples of a sweep: those of its parts, and what was profiled and calibrated in turns with them."""
-    return msgspec.structs.replace(
-        parts[0],
-        points=tuple(point for part in parts for point in part.points),
-        spent_s=sum(part.spent_s for part in parts),
-        measured_from=min(part.measured_from for part in parts),
-        experiment=experiment,
-        predictions_sha256=predictions_sha256,
-        inputs=joined_inputs([part.inputs for part in parts if part.inputs is not None]),
     )

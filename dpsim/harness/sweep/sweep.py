@@ -22,6 +22,7 @@ from dpsim.harness.sweep.coverage import residuals
 from dpsim.harness.sweep.drift import DRIFT, drift, read_drift
 from dpsim.harness.sweep.experiment import needed_for, predict_from
 from dpsim.harness.sweep.packed import PACKED, read
+from dpsim.harness.sweep.parts import joined_inputs
 from dpsim.harness.sweep.quality import QUALITY, measure_quality, read_quality, study_of
 from dpsim.harness.sweep.questions import completed
 from dpsim.model import past
@@ -33,6 +34,7 @@ from dpsim.records.quality import RECORD, QualityStudy
 from dpsim.records.sweep import (
     Environment,
     Experiment,
+    MeasuredPart,
     Predictions,
     Results,
     read_experiment,
@@ -43,7 +45,7 @@ from dpsim.report.sweep.write import write_report
 from dpsim.setting import FIELDS, Grid
 from dpsim.study.cases import run
 from dpsim.study.environment import environment
-from dpsim.study.inputs import Needed, networks_of, preparation_s
+from dpsim.study.inputs import networks_of, preparation_s, seconds_of_kind
 from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.task import Samples, SweepTask, samples_before
 from dpsim.study.time_limit import FEWEST_ROUNDS, first_rounds_text, limit_s
@@ -145,10 +147,10 @@ class Study:
         """Return where the samples in the folder are taken: here."""
         return environment()
 
-    def needed(self, current: Environment) -> Needed:
-        """Return what must be profiled and calibrated, on the present machine and by what its past studies tell."""
-        widths = all_widths(past.load(current.processor, current.cores))
-        return msgspec.structs.replace(needed_for(self.experiment, current), widths=widths)
+    @property
+    def preparing_s(self) -> float:
+        """The seconds for which each kind of computation is profiled and calibrated beforehand, or twice that."""
+        return seconds_of_kind(self.experiment.budget_s)
 
     def samples(
         self, predictions: Predictions | None, current: Environment, folder: Path, progress: Progress
@@ -164,7 +166,9 @@ class Study:
         if predictions is not None and path.exists():
             before = samples_before(path, predictions, progress)
             check_same_machine(predictions, current, folder)
-        needed = self.needed(current)
+        widths = all_widths(past.load(current.processor, current.cores))
+        needed = needed_for(self.experiment, current)
+        needed = msgspec.structs.replace(needed, widths=widths, seconds=self.preparing_s)
         task = SweepTask(
             experiment=self.experiment,
             needed=needed,
@@ -190,7 +194,7 @@ def sweep(experiment: Experiment, folder: Path, progress: Progress) -> SweepData
 def plan_text(of: Study) -> str:
     """Return how many settings a sweep measures, and about how long all of it takes."""
     experiment, settings, study, trainings = of.experiment, of.experiment.settings, of.quality, ""
-    prepare_s, report_s = preparation_s(settings, experiment.budget_s), _REPORT_S
+    prepare_s, report_s = preparation_s(settings, of.preparing_s), _REPORT_S
     total_s = prepare_s + experiment.budget_s + report_s
     times = 1 + any(setting.emulated_compute for setting in settings)
     if study is not None:
@@ -256,11 +260,14 @@ def _declared_values(experiment: Experiment) -> dict[str, str]:
 
 
 def write_results(folder: Path, current: Environment, measured: Sequence[Samples]) -> None:
-    """Write the samples of all places as ``results.json``.
+    """Write the samples of all places, or of all parts, as ``results.json``.
 
     Before it what was profiled and calibrated in turns with them is written, and the blind predictions from that.
     """
     predictions, inputs, blind = read_predictions(folder / "predictions.json"), measured[-1].inputs, None
+    parts = [samples for samples in measured if samples.experiment != predictions.experiment]
+    if parts:
+        inputs = joined_inputs([samples.inputs for samples in parts if samples.inputs is not None])
     if inputs is not None:
         inputs = inputs.with_medians()
         codec.write_record(folder / "inputs.json", inputs)
@@ -271,9 +278,9 @@ def write_results(folder: Path, current: Environment, measured: Sequence[Samples
     results = Results(
         experiment=experiment,
         environment=current,
-        predictions_sha256=measured[0].predictions_sha256,
+        predictions_sha256=codec.digest(predictions),
         predicted_at=predictions.predicted_at,
-        measured_from=measured[0].measured_from,
+        measured_from=min(samples.measured_from for samples in measured),
         measured_until=stamp(),
         points=tuple(point for point in points if point not in others),
         recording_s_per_event=measured[0].recording_s_per_event,
@@ -281,6 +288,10 @@ def write_results(folder: Path, current: Environment, measured: Sequence[Samples
         inputs_sha256="" if inputs is None else codec.digest(inputs),
         blind_sha256="" if blind is None else codec.digest(blind),
         model_version=predictions.model_version,
+        parts=tuple(
+            MeasuredPart(predictions_sha256=samples.predictions_sha256, measured_from=samples.measured_from)
+            for samples in parts
+        ),
     )
     codec.write_record(folder / "results.json", with_groups(results, predictions, blind))
 
