@@ -63,7 +63,7 @@ def unusable() -> str:
 
 
 @contextlib.contextmanager
-def one_node_slurm(cpus: int = 2) -> Iterator[Mapping[str, str]]:
+def one_node_slurm(cpus: int = 2) -> Iterator[dict[str, str]]:
     """Start Slurm on this machine, as a node of so many CPUs; yields the environment in which jobs are submitted.
 
     When the context ends, so do all jobs and daemons. Raises ``CommunicationError`` where it cannot be started.

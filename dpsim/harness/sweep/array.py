@@ -200,7 +200,7 @@ def _last_line(folder: Path, number: int) -> str:
     """Return the last line that a task printed, for a message."""
     path = folder / "tasks" / f"{number}.out"
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+    return next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
 @dataclass(frozen=True, kw_only=True)
