@@ -137,9 +137,9 @@ def _run_job(job: re.Match[str], folder: Path, given: SweepFlags) -> int:
 
 def _submit(study: ArrayStudy, folder: Path, given: SweepFlags) -> None:
     """Submit the tasks of a sweep that are missing, and say what comes of them; or print the script."""
-    from dpsim.harness.sweep.array import ArrayJobs, submit
+    from dpsim.harness.sweep.array import job_array, submit
 
-    jobs = ArrayJobs.parse(given.array or "", study.experiment)
+    jobs = job_array(given.array or "", study.experiment)
     words = ["--wait-until-quiet", given.wait_until_quiet] if given.wait_until_quiet is not None else []
     words += [*["--json"] * given.json, *["--verbose"] * given.verbose]
     folder = folder.absolute()

@@ -125,7 +125,7 @@ def refused(program: str, done: subprocess.CompletedProcess[str]) -> Communicati
     said = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
     return CommunicationError(
         f"{Path(program).name} refused the job: {said}",
-        remedy="print the script with --dry-run; --account and --queue may be needed",
+        remedy="print the script with --dry-run; an account and a queue may be needed",
     )
 
 

@@ -70,6 +70,7 @@ OWN_TESTS = {
         "predict --plot",
         "profile --torch-script",
     ),
+    *("sweep --array", "sweep --dry-run"),
     *("tune --torch-script", "tune --wait-until-quiet"),
     *(
         "profile --torch",

@@ -19,12 +19,13 @@ from report_factory import ENVIRONMENT, sweep
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.experiments.bench_predict import resnet50
-from dpsim.harness.sweep.array import ArrayJobs, ArrayStudy
+from dpsim.harness.sweep.array import ArrayStudy, job_array
 from dpsim.harness.sweep.check import check
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.experiment import predict_experiment
 from dpsim.harness.sweep.parts import joined_predictions, parts_of, split
 from dpsim.harness.sweep.questions import completed, group_name
+from dpsim.launch.job_array import JobArray
 from dpsim.machine import Link, Machine
 from dpsim.records.sweep import Experiment, PredictedPoint, Predictions
 from dpsim.study.inputs import SCHEMA, Inputs, Prepared, kinds_of
@@ -135,8 +136,8 @@ def test_the_same_samples_make_the_same_comparison_whether_tasks_or_one_job_took
         assert getattr(again, name) == getattr(whole, name), name
 
 
-def jobs(token: str) -> ArrayJobs:
-    return ArrayJobs.parse(token, sweep()[0].experiment)
+def jobs(token: str) -> JobArray:
+    return job_array(token, sweep()[0].experiment)
 
 
 @pytest.mark.parametrize(
