@@ -21,7 +21,7 @@ _NO_WORD = re.compile(r"[^\w.-]+")
 _OPTIONS = ("time", "queue", "account", "name", "cpus", "at-once")
 _FORM = "slurm or pbs, with options after a colon: slurm:time=01:00:00,queue=short,account=x,cpus=4,at-once=4"
 _BEFORE_LIMIT_S = 60
-"""How long before its time limit Slurm tells a task to end. Slurm looks once a minute."""
+"""How long before its time limit Slurm tells a task to end; it may do so up to a minute earlier."""
 _REQUEUE = """\
 requeue() {{ # {seconds} s before the time limit: keep the samples, and go on in another job if there are new ones
   kill "$task"
@@ -86,12 +86,12 @@ class JobArray:
                 "#SBATCH --open-mode=append",
                 f"#SBATCH --signal=B:USR1@{_BEFORE_LIMIT_S}",
             ]
-            submit, depending = "sbatch --parsable", "sbatch --parsable --dependency=afterany:$tasks"
+            submit, depending = "sbatch --parsable", "sbatch --parsable --dependency=afterany:${tasks%%;*}"
         else:
             last = max(numbers[-1], numbers[0] + 1)
             index, output = "$PBS_ARRAY_INDEX", "^array_index^.out"
             of_tasks = [f"#PBS -J {numbers[0]}-{last}{limit}", "#PBS -r y"]
-            submit, depending = "qsub", "qsub -W depend=afterany:$tasks"
+            submit, depending = "qsub", 'qsub -W "depend=afterany:$tasks"'
         command = self._command(f"task:{index},of={array_id}", at, words)
         run = command
         if slurm:

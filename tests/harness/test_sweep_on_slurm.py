@@ -17,7 +17,7 @@ from dpsim.harness.sweep.sweep import read_swept
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(bool(unusable()), reason=unusable() or "Slurm is there"),
 ]
 RINGS = """\

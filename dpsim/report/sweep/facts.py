@@ -96,10 +96,10 @@ def _clean(comparison: Comparison) -> str:
 
 def _parts(results: Results) -> str:
     """Return what several jobs did apart; nothing where one job measured."""
-    parts = "; ".join(f"{part.predictions_sha256[:12]} before {part.measured_from}" for part in results.parts)
+    parts = "; ".join(f"{part.predictions_sha256[:12]}, measured from {part.measured_from}" for part in results.parts)
     return parts and (
         f"{len(results.parts)}, each in a job of its own, whose settings took turns, and whose predictions were hashed "
-        f"before its first sample: {parts}"
+        f"before its first sample. SHA-256 of each: {parts}"
     )
 
 
