@@ -53,7 +53,8 @@ def _connected(settings: Sequence[Setting], keys: Sequence[Callable[[Setting], H
         keyed = [key(setting) for setting in settings]
         for together in grouped(range(len(settings)), keyed.__getitem__).values():
             joined = {part[index] for index in together}
-            part = [min(joined) if each in joined else each for each in part]
+            if len(joined) > 1:
+                part = [min(joined) if each in joined else each for each in part]
     return [*grouped(range(len(settings)), part.__getitem__).values()]
 
 
