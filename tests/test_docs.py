@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from dpsim.experiments import one_node_slurm
 from dpsim.report.glossary import terms
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +50,8 @@ def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     for language, text in _BLOCK.findall(_BUDGET.sub(r"\g<1>1\2", page.read_text(encoding="utf-8"))):
         if name := _FILE.match(text):
             (tmp_path / name[1]).write_text(text)
+        elif language == "sh" and " --array slurm" in text:
+            continue  # it runs below, where Slurm is installed
         elif language == "sh":
             path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
             done = subprocess.run(
@@ -66,6 +69,30 @@ def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
             assert page.stem != "ledger" or "2 predictions scored" in done.stdout, done.stdout
         else:
             assert language in ("text", "toml", "json", "yaml", ""), f"a block {language!r} that nobody runs:\n{text}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(bool(one_node_slurm.unusable()), reason=one_node_slurm.unusable() or "Slurm is there")
+def test_the_array_of_the_page_on_clusters_makes_a_report(tmp_path: Path) -> None:
+    page = _BUDGET.sub(r"\g<1>1\2", (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8"))
+    (text,) = (text for _, text in _BLOCK.findall(page) if " --array slurm" in text)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    wait = 'while [ -n "$(squeue -h)" ]; do sleep 0.5; done; cat out/tasks/last.out'
+    with one_node_slurm.one_node_slurm() as environment:
+        done = subprocess.run(
+            ["bash", "-e", "-c", f"{text.strip()} --budget 1s\n{wait}"],
+            cwd=tmp_path,
+            env=environment | {"PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    said = next(text for _, text in _BLOCK.findall(page) if text.startswith("Submitted slurm job "))
+    assert re.sub(r"\d+ and \d+", "12 and 13", done.stdout.splitlines()[0]) == said.strip()
+    assert (tmp_path / "out" / "report.md").exists(), done.stdout
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Literal
 
 from dpsim import installation
@@ -83,36 +84,53 @@ class BatchJob(Noun, frozen=True):
 
 def job_script(job: BatchJob) -> str:
     """Return the script for ``sbatch`` or ``qsub``; it needs only this Python at the same path on every node."""
-    lines = ["#!/bin/bash", *_header(job), ""]
-    if job.scheduler == "pbs":
-        lines.append('cd "$PBS_O_WORKDIR" || exit 1')
-    lines += [f"export {name}={job.cpus}" for name in THREAD_VARIABLES]
+    threads = [f"export {name}={job.cpus}" for name in THREAD_VARIABLES]
+    command = f"{_starter(job)} {shlex.join(_command(job))}"
+    return "\n".join(["#!/bin/bash", *header(job), "", *preamble(job), *threads, command, ""])
+
+
+def preamble(job: BatchJob) -> list[str]:
+    """Return the lines of a script before its commands: where it runs, and where its Python finds this dpsim."""
+    lines = ['cd "$PBS_O_WORKDIR" || exit 1'] if job.scheduler == "pbs" else []
     if (checkout := installation.checkout()) is not None:
         lines.append(f"export PYTHONPATH={shlex.quote(str(checkout))}${{PYTHONPATH:+:$PYTHONPATH}}")
-    lines.append(f"{_starter(job)} {shlex.join(_command(job))}")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def submit(job: BatchJob) -> str:
     """Submit the job; return its id. Raises ``CommunicationError`` if there is no scheduler or it refuses the job."""
-    program, *flags = _SUBMIT[job.scheduler]
+    path = program_of(job.scheduler)
+    command = [path, *_SUBMIT[job.scheduler][1:]]
+    done = subprocess.run(command, input=job_script(job), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise refused(path, done)
+    return done.stdout.strip()
+
+
+def program_of(scheduler: Literal["slurm", "pbs"]) -> str:
+    """Return the path of the program that submits jobs. Raises ``CommunicationError`` if there is none."""
+    program = _SUBMIT[scheduler][0]
     path = shutil.which(program)
     if path is None:
         raise CommunicationError(
             f"there is no {program} on PATH",
-            allowed=f"a machine from which jobs can be submitted to {job.scheduler}",
+            allowed=f"a machine from which jobs can be submitted to {scheduler}",
             remedy="print the script with --dry-run, and submit it from such a machine",
         )
-    done = subprocess.run([path, *flags], input=job_script(job), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise CommunicationError(
-            f"{program} refused the job: {(done.stderr or done.stdout).strip() or f'exit code {done.returncode}'}",
-            remedy="print the script with --dry-run; --account and --queue may be needed",
-        )
-    return done.stdout.strip()
+    return path
 
 
-def _header(job: BatchJob) -> list[str]:
+def refused(program: str, done: subprocess.CompletedProcess[str]) -> CommunicationError:
+    """Return the error of a scheduler that has refused a job, with what it said."""
+    said = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+    return CommunicationError(
+        f"{Path(program).name} refused the job: {said}",
+        remedy="print the script with --dry-run; an account and a queue may be needed",
+    )
+
+
+def header(job: BatchJob) -> list[str]:
+    """Return what a script asks the scheduler for, as comments."""
     if job.scheduler == "slurm":
         flags = {
             "job-name": job.name,

@@ -10,7 +10,7 @@ import pytest
 from cyclopts import App
 from each_command import EACH, OF_COMMAND, STARTED, STEPS, commands, is_refused, started
 
-from dpsim.cli import app, flags
+from dpsim.cli import app, flags, sweep
 from dpsim.launch import jobs
 from dpsim.study import other_processes
 
@@ -70,6 +70,7 @@ OWN_TESTS = {
         "predict --plot",
         "profile --torch-script",
     ),
+    *(f"sweep{of} --{flag}" for of in ("", *(f" {each}" for each in sweep.QUESTIONS)) for flag in ("array", "dry-run")),
     *("tune --torch-script", "tune --wait-until-quiet"),
     *(
         "profile --torch",
