@@ -252,6 +252,11 @@ Resume = Annotated[
 Hostfile = Annotated[
     Path | None, Parameter(help="File of hosts to start ranks on, with lines like node1:4 or node1 slots=4.")
 ]
+EXECUTOR = (
+    "What predicts: a number of processes, or MODULE:FACTORY or FILE.py:FACTORY of a concurrent.futures.Executor"
+    " (docs/predict.md)."
+)
+Executor = Annotated[str, Parameter(help=EXECUTOR)]
 ScriptMayWrite = Annotated[
     bool | None,
     Parameter(negative="", help="Let the script change your files; otherwise what it writes is discarded."),
