@@ -305,7 +305,7 @@ def command(app: App, function: Callable[..., Any], examples: str | None = None,
 
 
 _GROUPS = {
-    "On what": "--devices --network --machine --algorithm --backend --hostfile --compute --peers --cpus",
+    "On what": "--devices --network --machine --algorithm --backend --hostfile --compute --peers --cpus --executor",
     "How long": "--steps --epochs --seeds --budget --wait-until-quiet --stall-after --time",
     "Output": "--output --json --json-line --verbose --plot --page --format --record --checkpoint --checkpoint-every"
     " --check --dry-run",
