@@ -88,6 +88,7 @@ def predict(
             file=sys.stderr,
         )
     beside: dict[str, object] = {"--plot": answer.plot, "--target-loss": answer.target_loss}
+    beside["--executor"] = answer.given().get("executor")
     if ranking.is_asked():
         given = {of_training.spelled(name): name for name in of_training.given()}
         find.refuse_beside("--rank", {"--find": asked.find} | beside | given)

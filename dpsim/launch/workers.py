@@ -45,30 +45,20 @@ def executor(text: str) -> Iterator[Executor | None]:
                 )
             yield None if int(text) == 1 else stack.enter_context(_pool(int(text)))
             return
-        held = _made(text)
-        with explained(text, "", _FACTORY):
-            stack.enter_context(held)
+        if ":" not in text:
+            raise ConfigError(f"--executor is {text}", allowed=_ALLOWED, remedy=_FACTORY.remedy)
+        module, name, _ = imported(text, _FACTORY)
+        with explained(text, name, _FACTORY):
+            made = getattr(module, name)()
+            if not isinstance(made, Executor):
+                allowed = "the factory of a concurrent.futures.Executor"
+                raise ConfigError(f"it gives a {type(made).__name__}", allowed=allowed, remedy=_FACTORY.remedy)
+            stack.enter_context(made)
         try:
-            yield held
+            yield made
         except BaseException:
-            held.shutdown(wait=False, cancel_futures=True)
+            made.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _made(text: str) -> Executor:
-    """Return what a factory of the user's gives. Raises ``ConfigError`` unless it is an executor."""
-    if ":" not in text:
-        raise ConfigError(f"--executor is {text}", allowed=_ALLOWED, remedy=_FACTORY.remedy)
-    module, name, _ = imported(text, _FACTORY)
-    with explained(text, name, _FACTORY):
-        made = getattr(module, name)()
-    if not isinstance(made, Executor):
-        raise ConfigError(
-            f"--executor {text} gives a {type(made).__name__}",
-            allowed="the factory of a concurrent.futures.Executor",
-            remedy=_FACTORY.remedy,
-        )
-    return made
 
 
 def in_order(
