@@ -298,6 +298,7 @@ def command(app: App, function: Callable[..., Any], examples: str | None = None,
     function.__kwdefaults__ = absent | (function.__kwdefaults__ or {})
     if examples is None:
         app.default(function)
+        app.help_formatter = _HelpInGroups(None)
         return
     more = "" if shown is None else f"dpsim {function.__name__} --help-all shows all flags.\n\n"
     formatter = _HelpInGroups(None if shown is None else shown.split())

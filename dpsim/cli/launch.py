@@ -20,6 +20,7 @@ _LOCAL_EXAMPLES = """\
 Examples:
   dpsim launch local --devices 2 -- train.py --lr 0.1
   dpsim launch local --devices 8 --hostfile hosts -- train.py"""
+_SCHEDULER = "Who starts the ranks. For kubernetes dpsim prints a TrainJob of Kubeflow Trainer, and submits nothing."
 Command = Annotated[str, Parameter(name="COMMAND", help="The command to run, after --.")]
 
 
@@ -79,9 +80,7 @@ def local(
 
 
 def launch(
-    scheduler: Annotated[
-        Literal["slurm", "pbs", "kubernetes"], Parameter(name="SCHEDULER", help="Who starts the ranks.")
-    ],
+    scheduler: Annotated[Literal["slurm", "pbs", "kubernetes"], Parameter(name="SCHEDULER", help=_SCHEDULER)],
     /,
     *command: Command,
     job: JobFlags,

@@ -85,6 +85,8 @@ class BatchJob(Noun, frozen=True):
             )
         if not _LABEL.fullmatch(self.name):
             raise ConfigError(f"name is {self.name!r}", allowed="a-z, digits and -, at most 63, a letter first")
+        if not _seconds(self.time):
+            raise ConfigError(f"time is {self.time!r} for kubernetes", allowed="1 second or more")
         for flag in ("output", "account"):
             if getattr(self, flag):
                 raise ConfigError(f"{flag} for kubernetes", allowed="devices, cpus, time, name, queue and image")

@@ -55,8 +55,9 @@ def _predicted(workload: Workload, machine: Machine, plan: Plan) -> Prediction:
     return price(scheduled(workload, machine, plan), machine).prediction
 
 
-def _step_s(workload: Workload, machine: Machine, plan: Plan) -> float:
-    return price(scheduled(workload, machine, plan), machine).step_s
+def _step_s(workload: Workload, machine: Machine, overlap: str, plan: Plan) -> float:
+    overlapped = Plan(**(msgspec.structs.asdict(plan) | {"overlap": overlap}))
+    return price(scheduled(workload, machine, overlapped), machine).step_s
 
 
 def choose_overlap(
@@ -88,9 +89,11 @@ def known_mechanisms(machine: Machine, plans: Sequence[Plan]) -> Sequence[str]:
 
     A machine without any overlap table (published figures, GPUs) is assumed to overlap at no cost: ``thread`` alone.
     """
+    if not machine.overlap:
+        return ["thread"]
     algorithms = {machine.priced(plan.collective).algorithm for plan in plans}
     measured = {table.overlap for table in machine.overlap if table.algorithm in algorithms}
-    return [name for name in OVERLAPS if name in {"off", "inline", *measured}] if machine.overlap else ["thread"]
+    return [name for name in OVERLAPS if name in {"off", "inline", *measured}]
 
 
 def _fastest(
@@ -98,8 +101,7 @@ def _fastest(
 ) -> float:
     """Mean over device counts and layouts of their fastest plan's seconds per step."""
     fastest: dict[tuple[int, str], float] = {}
-    overlapped = [Plan(**(msgspec.structs.asdict(plan) | {"overlap": overlap})) for plan in plans]
-    steps = in_order(executor, functools.partial(_step_s, workload, machine), overlapped)
+    steps = in_order(executor, functools.partial(_step_s, workload, machine, overlap), plans)
     for plan, step_s in zip(plans, steps, strict=True):
         where = (plan.devices, plan.layout)
         fastest[where] = min(step_s, fastest.get(where, step_s))
