@@ -27,6 +27,8 @@ _FACTORY = Expected(
     signature="{}() gives a concurrent.futures.Executor",
     remedy="give a number of processes, or a factory such as concurrent.futures:ProcessPoolExecutor",
 )
+_OF_RANKS = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL")
+"""How variables begin by which a launcher tells a process which rank it is."""
 _ALLOWED = "a number of processes, MODULE:FACTORY or FILE.py:FACTORY"
 
 
@@ -175,3 +177,5 @@ def _begin(parent: int, nice: int) -> None:
     if os.getppid() != parent:  # it ended before that
         os._exit(1)
     os.nice(nice)
+    for name in [name for name in os.environ if name.startswith(_OF_RANKS)]:
+        del os.environ[name]  # MPI would take this process for the rank that its parent is

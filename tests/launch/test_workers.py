@@ -121,6 +121,12 @@ def test_one_process_is_this_one() -> None:
         assert [*in_order(held, lambda _: os.getpid(), range(2))] == [os.getpid()] * 2
 
 
+def test_processes_of_a_rank_are_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_RANK", "1")
+    with executor("2") as held:
+        assert [*in_order(held, os.getenv, ["PMI_RANK", "PATH"])] == [None, os.environ["PATH"]]
+
+
 def _refuse(number: int) -> int:
     raise ConfigError(f"{number}: not this one")
 
