@@ -17,7 +17,7 @@ from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.launch.user_program import check_script
 
 _WORD = re.compile(r"[\w.,:/@%+=~^-]+")
-_TIME = re.compile(r"(\d+-)?\d+(:\d{1,2}){0,2}")
+_TIME = re.compile(r"(\d{1,6}-)?\d{1,9}(:\d{1,2}){0,2}")
 _LAYOUT = re.compile(r"(?:(\d+)x)?(\d+)")
 _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBMIT = {"slurm": ["sbatch", "--parsable"], "pbs": ["qsub"]}

@@ -29,6 +29,7 @@ _FACTORY = Expected(
 )
 _OF_RANKS = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL")
 """How variables begin by which a launcher tells a process which rank it is."""
+_MOST_DIGITS = 4
 _ALLOWED = "a number of processes, MODULE:FACTORY or FILE.py:FACTORY"
 
 
@@ -40,7 +41,7 @@ def executor(text: str) -> Iterator[Executor | None]:
     arguments. Raises ``ConfigError`` for a text that names no executor.
     """
     with contextlib.ExitStack() as stack:
-        if text.isdecimal():
+        if text.isdecimal() and len(text) <= _MOST_DIGITS:
             if int(text) < 1:
                 raise ConfigError(
                     f"--executor is {text}", allowed="1 or more", remedy="give the number of cores to use"

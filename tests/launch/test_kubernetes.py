@@ -120,6 +120,7 @@ def test_a_time_is_read_as_slurm_reads_it(time: str, seconds: int) -> None:
         ("--dry-run -- train", "allowed: an image that has dpsim, mpi4py and Open MPI"),
         ("--image i --name My -- train", "name is 'My'"),
         ("--image i --time 0 -- train", "time is '0' for kubernetes"),
+        (f"--image i --time {'9' * 5000} -- train", "hours:minutes:seconds"),
         ("--image i --account a -- train", "account for kubernetes"),
         ("--image i --output o -- train", "output for kubernetes"),
         (f"--image i --dry-run -- train {'x ' * 200}", "allowed: 128 in a TrainJob"),

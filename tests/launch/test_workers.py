@@ -157,6 +157,7 @@ def _with_process(number: int) -> tuple[int, int]:
     [
         ("0", "--executor is 0"),
         ("two", "--executor is two"),
+        ("9" * 5000, "--executor is 999"),
         ("nowhere:pool", "there is no module 'nowhere'"),
         ("concurrent.futures:NoPool", "has no function 'NoPool'"),
         ("{own}:number", "gives a int"),
