@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from dpsim.cli import app
 from dpsim.experiments import one_node_slurm
 from dpsim.report.glossary import terms
 
@@ -170,3 +171,21 @@ def test_a_formula_of_the_glossary_is_on_the_page_of_formulas() -> None:
 def test_the_documentation_does_not_grow() -> None:
     """Words of all pages; the limit only falls."""
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in PAGES) <= 34_850
+
+
+_SKYPILOT = {
+    "": "name workdir num_nodes resources envs secrets file_mounts setup run service volumes config pool job_recovery",
+    "resources": "infra accelerators accelerator_args cpus memory instance_type use_spot disk_size disk_tier"
+    " network_tier max_hourly_cost image_id ports labels autostop any_of ordered job_recovery",
+}
+"""The fields of a task, and of its resources, in the reference that SkyPilot publishes of its YAML files."""
+
+
+def test_the_file_for_skypilot_has_fields_of_skypilot_and_a_command_of_dpsim() -> None:
+    reader = pytest.importorskip("yaml")
+    (text,) = (text for kind, text in _BLOCK.findall((ROOT / "docs" / "cluster.md").read_text()) if kind == "yaml")
+    task = reader.safe_load(text)
+    assert {*task} <= {*_SKYPILOT[""].split()} and {*task["resources"]} <= {*_SKYPILOT["resources"].split()}
+    program, *words = shlex.split(task["run"])
+    assert program == "dpsim" and not app.build().parse_known_args(words)[2]
+    assert "num_nodes" not in task and "[mpich]" in task["setup"] and task["workdir"] == "."

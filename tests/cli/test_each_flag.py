@@ -59,6 +59,7 @@ OWN_TESTS = {
         "reproduce --against",
         "bench allreduce --network",
     ),
+    "launch --image",
     *("report --check", "report --page", "report --ledger", "report --share"),
     *(f"reproduce --{flag}" for flag in ("torch-script", "python", "script-may-write", "resume-on", "explain-bits")),
     *(f"explain --{flag}" for flag in ("torch-script", "trace", "devices", "steps", "network", "json-line")),
