@@ -278,7 +278,7 @@ def write_results(folder: Path, current: Environment, measured: Sequence[Samples
     results = Results(
         experiment=experiment,
         environment=current,
-        predictions_sha256=codec.digest(predictions),
+        predictions_sha256=codec.digest(predictions) if parts else measured[0].predictions_sha256,
         predicted_at=predictions.predicted_at,
         measured_from=min(samples.measured_from for samples in measured),
         measured_until=stamp(),
