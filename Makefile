@@ -70,7 +70,7 @@ neighbours: $(VENV)/.ready
 	$(BIN)/python -m dpsim.experiments.neighbours
 
 validate: $(VENV)/.ready
-	$(BIN)/python -m dpsim.validation --workers 2 --output reports/validation --json | $(BIN)/python -m dpsim.experiments.validation_page
+	$(BIN)/python -m dpsim.validation --executor 2 --output reports/validation --json | $(BIN)/python -m dpsim.experiments.validation_page
 
 test: $(VENV)/.ready-dev
 	$(if $(NUMPY),$(PIP) "$(NUMPY)")

@@ -2,4 +2,5 @@
 
 from dpsim.cli import main
 
-main()
+if __name__ == "__main__":  # workers of ``mpi4py.futures`` import this module under another name
+    main()

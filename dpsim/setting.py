@@ -343,8 +343,10 @@ class Grid(Noun, frozen=True):
 
     def values(self, name: str) -> tuple[Any, ...]:
         """The different values of a field in the order of the rows; none where it is given nowhere."""
+        if name in self.axes:
+            return tuple(self.axes[name])
         values: list[Any] = []
-        for row in self.rows:
+        for row in (self.base | case for case in self.cases or ({},)):
             if name in row and row[name] not in values:
                 values.append(row[name])
         return tuple(values)

@@ -53,11 +53,12 @@ def is_function(token: str) -> bool:
 def imported(token: str, expected: Expected) -> tuple[ModuleType, str, str]:
     """Return the module of a user's function, the function's name in it, and the first 16 digits of its file's SHA-256.
 
-    Raises ``ConfigError`` for a file or module that cannot be used.
+    ``python:`` may be missing where ``token`` can name nothing else. Raises ``ConfigError`` for a file or module that
+    cannot be used.
     """
     source, _, function = token.removeprefix(_PYTHON).partition(":")
     function = function or expected.default
-    if token.startswith(_PYTHON):
+    if not source.endswith(".py") or token.startswith(_PYTHON):
         module = _module(token, source, function, expected)
         file = inspect.getsourcefile(module)
         digest = _digest(Path(file)) if file is not None else ""

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from dpsim.cli import app
+from dpsim.experiments import one_node_slurm
 from dpsim.report.glossary import terms
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +51,8 @@ def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     for language, text in _BLOCK.findall(_BUDGET.sub(r"\g<1>1\2", page.read_text(encoding="utf-8"))):
         if name := _FILE.match(text):
             (tmp_path / name[1]).write_text(text)
+        elif language == "sh" and " --array slurm" in text:
+            continue  # it runs below, where Slurm is installed
         elif language == "sh":
             path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
             done = subprocess.run(
@@ -66,6 +70,30 @@ def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
             assert page.stem != "ledger" or "2 predictions scored" in done.stdout, done.stdout
         else:
             assert language in ("text", "toml", "json", "yaml", ""), f"a block {language!r} that nobody runs:\n{text}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(bool(one_node_slurm.unusable()), reason=one_node_slurm.unusable() or "Slurm is there")
+def test_the_array_of_the_page_on_clusters_makes_a_report(tmp_path: Path) -> None:
+    page = _BUDGET.sub(r"\g<1>1\2", (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8"))
+    (text,) = (text for _, text in _BLOCK.findall(page) if " --array slurm" in text)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    wait = 'while [ -n "$(squeue -h)" ]; do sleep 0.5; done; cat out/tasks/last.out'
+    with one_node_slurm.one_node_slurm() as environment:
+        done = subprocess.run(
+            ["bash", "-e", "-c", f"{text.strip()} --budget 1s\n{wait}"],
+            cwd=tmp_path,
+            env=environment | {"PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    said = next(text for _, text in _BLOCK.findall(page) if text.startswith("Submitted slurm job "))
+    assert re.sub(r"\d+ and \d+", "12 and 13", done.stdout.splitlines()[0]) == said.strip()
+    assert (tmp_path / "out" / "report.md").exists(), done.stdout
 
 
 @pytest.mark.slow
@@ -143,3 +171,21 @@ def test_a_formula_of_the_glossary_is_on_the_page_of_formulas() -> None:
 def test_the_documentation_does_not_grow() -> None:
     """Words of all pages; the limit only falls."""
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in PAGES) <= 34_850
+
+
+_SKYPILOT = {
+    "": "name workdir num_nodes resources envs secrets file_mounts setup run service volumes config pool job_recovery",
+    "resources": "infra accelerators accelerator_args cpus memory instance_type use_spot disk_size disk_tier"
+    " network_tier max_hourly_cost image_id ports labels autostop any_of ordered job_recovery",
+}
+"""The fields of a task, and of its resources, in the reference that SkyPilot publishes of its YAML files."""
+
+
+def test_the_file_for_skypilot_has_fields_of_skypilot_and_a_command_of_dpsim() -> None:
+    reader = pytest.importorskip("yaml")
+    (text,) = (text for kind, text in _BLOCK.findall((ROOT / "docs" / "cluster.md").read_text()) if kind == "yaml")
+    task = reader.safe_load(text)
+    assert {*task} <= {*_SKYPILOT[""].split()} and {*task["resources"]} <= {*_SKYPILOT["resources"].split()}
+    program, *words = shlex.split(task["run"])
+    assert program == "dpsim" and not app.build().parse_known_args(words)[2]
+    assert "num_nodes" not in task and "[mpich]" in task["setup"] and task["workdir"] == "."

@@ -252,6 +252,11 @@ Resume = Annotated[
 Hostfile = Annotated[
     Path | None, Parameter(help="File of hosts to start ranks on, with lines like node1:4 or node1 slots=4.")
 ]
+EXECUTOR = (
+    "What predicts: a number of processes, or MODULE:FACTORY or FILE.py:FACTORY of a concurrent.futures.Executor"
+    " (docs/predict.md)."
+)
+Executor = Annotated[str, Parameter(help=EXECUTOR)]
 ScriptMayWrite = Annotated[
     bool | None,
     Parameter(negative="", help="Let the script change your files; otherwise what it writes is discarded."),
@@ -293,6 +298,7 @@ def command(app: App, function: Callable[..., Any], examples: str | None = None,
     function.__kwdefaults__ = absent | (function.__kwdefaults__ or {})
     if examples is None:
         app.default(function)
+        app.help_formatter = _HelpInGroups(None)
         return
     more = "" if shown is None else f"dpsim {function.__name__} --help-all shows all flags.\n\n"
     formatter = _HelpInGroups(None if shown is None else shown.split())
@@ -300,7 +306,7 @@ def command(app: App, function: Callable[..., Any], examples: str | None = None,
 
 
 _GROUPS = {
-    "On what": "--devices --network --machine --algorithm --backend --hostfile --compute --peers --cpus",
+    "On what": "--devices --network --machine --algorithm --backend --hostfile --compute --peers --cpus --executor",
     "How long": "--steps --epochs --seeds --budget --wait-until-quiet --stall-after --time",
     "Output": "--output --json --json-line --verbose --plot --page --format --record --checkpoint --checkpoint-every"
     " --check --dry-run",

@@ -14,20 +14,13 @@ EXAMPLES = """\
 Examples:
   dpsim launch local --devices 2 -- train.py --lr 0.1
   dpsim launch slurm --devices 2x4 -- train --model cnn --global-batch 512
-  dpsim launch pbs --devices 2x4 --dry-run -- train.py"""
+  dpsim launch pbs --devices 2x4 --queue short --dry-run -- train.py
+  dpsim launch kubernetes --devices 2x4 --image IMAGE --dry-run -- train.py"""
 _LOCAL_EXAMPLES = """\
 Examples:
   dpsim launch local --devices 2 -- train.py --lr 0.1
   dpsim launch local --devices 8 --hostfile hosts -- train.py"""
-_SLURM_EXAMPLES = """\
-Examples:
-  dpsim launch slurm --devices 2x4 -- train --model cnn --global-batch 512
-  dpsim launch slurm --devices 2x4 --dry-run -- train.py --lr 0.1"""
-_PBS_EXAMPLES = """\
-Examples:
-  dpsim launch pbs --devices 2x4 --queue short -- train --model cnn
-  dpsim launch pbs --devices 8 --dry-run -- train.py"""
-
+_SCHEDULER = "Who starts the ranks. For kubernetes dpsim prints a TrainJob of Kubeflow Trainer, and submits nothing."
 Command = Annotated[str, Parameter(name="COMMAND", help="The command to run, after --.")]
 
 
@@ -43,6 +36,7 @@ class JobFlags(flags.Flags):
     output: Annotated[str, Parameter(help="File for what the job prints.")] = ""
     account: Annotated[str, Parameter(help="Account to charge.")] = ""
     queue: Annotated[str, Parameter(name=("--queue", "--partition"), help="Queue or partition.")] = ""
+    image: Annotated[str, Parameter(help="With kubernetes: the container to run, which has dpsim and Open MPI.")] = ""
     dry_run: bool = flags.flag("Print the job script instead of submitting it.", default=False)
 
 
@@ -50,8 +44,7 @@ def group() -> App:
     """Return ``dpsim launch`` with its commands."""
     app = flags.group("launch", "Run a script or a command on ranks, here or through a scheduler.", EXAMPLES)
     flags.command(app, local, _LOCAL_EXAMPLES)
-    flags.command(app, slurm, _SLURM_EXAMPLES)
-    flags.command(app, pbs, _PBS_EXAMPLES)
+    flags.command(app, launch)
     return app
 
 
@@ -86,27 +79,27 @@ def local(
         run_script(command[0], command[1:], devices=devices, stall_after_s=stall_after)
 
 
-def slurm(*command: Command, job: JobFlags) -> None:
-    """Submit a Slurm job that runs a dpsim command or a Python script on ranks."""
-    _submit("slurm", command, job)
+def launch(
+    scheduler: Annotated[Literal["slurm", "pbs", "kubernetes"], Parameter(name="SCHEDULER", help=_SCHEDULER)],
+    /,
+    *command: Command,
+    job: JobFlags,
+) -> None:
+    """Submit a job that runs a dpsim command or a Python script on ranks.
 
-
-def pbs(*command: Command, job: JobFlags) -> None:
-    """Submit a PBS job that runs a dpsim command or a Python script on ranks."""
-    _submit("pbs", command, job)
-
-
-def _submit(scheduler: Literal["slurm", "pbs"], command: tuple[str, ...], given: JobFlags) -> None:
+    dpsim submits to Slurm and PBS. For Kubernetes it prints a TrainJob of
+    Kubeflow Trainer, with --dry-run.
+    """
     from dpsim.cli.app import build
     from dpsim.launch.job_script import BatchJob, job_script, submit
 
     command = tuple(old_names.current(command, build()))
-    options = asdict(given)
+    options = asdict(job)
     dry_run = options.pop("dry_run")
-    job = BatchJob(scheduler=scheduler, command=command, **options)
-    if not job.runs_script and command[0] not in commands.modules():
+    batch = BatchJob(scheduler=scheduler, command=command, **options)
+    if not batch.runs_script and command[0] not in commands.modules():
         raise unknown("command", command[0], [*commands.modules(), "a Python script"])
     if dry_run:
-        print(job_script(job), end="")
+        print(job_script(batch), end="")
     else:
-        print(submit(job))
+        print(submit(batch))

@@ -39,7 +39,12 @@ _CHECKPOINT = "checkpoint-*.safetensors"
 FOLDERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "sweep": (
         "a sweep",
-        {"predictions.json": "predictions", "inputs.json": "inputs", "samples.json": "samples"},
+        {
+            "predictions.json": "predictions",
+            "inputs.json": "inputs",
+            "samples.json": "samples",
+            "array.json": "array",
+        },
     ),
     "bench": ("a benchmark of allreduce", {"allreduce.json": "bench"}),
     "reproduce": ("a record of reproduce", {"reproduce.json": "reproduce", "predictions.json": "drift"}),

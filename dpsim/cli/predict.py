@@ -14,6 +14,8 @@ from dpsim.cli.predict_flags import AnswerFlags, FileFlags, PlanFlags
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from dpsim.machine import Machine
     from dpsim.model.hours import Training
     from dpsim.model.rows import PredictedRow
@@ -60,6 +62,7 @@ def predict(
     the same overlap.
     """
     from dpsim import jit
+    from dpsim.launch import workers
 
     others = [each.spelled(name) for each in (plans, asked, of_training, ranking, answer) for name in each.given()]
     if answer.page is not None:
@@ -85,6 +88,7 @@ def predict(
             file=sys.stderr,
         )
     beside: dict[str, object] = {"--plot": answer.plot, "--target-loss": answer.target_loss}
+    beside["--executor"] = answer.given().get("executor")
     if ranking.is_asked():
         given = {of_training.spelled(name): name for name in of_training.given()}
         find.refuse_beside("--rank", {"--find": asked.find} | beside | given)
@@ -98,7 +102,8 @@ def predict(
         )
         find.show_answers(answers, question.named, answer.output, json=answer.json)
     else:
-        points, summary = question.predicted(fit, training)
+        with workers.executor(answer.executor) as executor:
+            points, summary = question.predicted(fit, training, executor)
         _show(question, answer, points, summary)
 
 
@@ -155,7 +160,7 @@ class _Question:
         ledger.keep("predict", rows, inputs)
 
     def predicted(
-        self, fit: Convergence | None, training: Training | None
+        self, fit: Convergence | None, training: Training | None, executor: Executor | None
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return the predicted rows and their summary, with what a training takes where there is one.
 
@@ -167,7 +172,9 @@ class _Question:
         from dpsim.model.points import compared, predict_grid
 
         first = next(iter(self.machines.values()))
-        predicted = {name: predict_grid(self.workload, machine, self.grid) for name, machine in self.machines.items()}
+        predicted = {
+            name: predict_grid(self.workload, machine, self.grid, executor) for name, machine in self.machines.items()
+        }
         rows = [row for each in predicted.values() for row in each.rows]
         self.keep(rows)
         if len(self.machines) > 1:

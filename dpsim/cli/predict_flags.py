@@ -122,6 +122,7 @@ class AnswerFlags(flags.Flags):
         "Write a page on which you move sliders and see the predicted step, one file to open or send; without"
         " --workload, --machine or --devices it begins with GoogLeNet on K80s, 10gbe and 8."
     )
+    executor: flags.Executor = "1"
     json: flags.Json = False
 
     def convergence(self) -> Path | None:

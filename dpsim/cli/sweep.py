@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,8 @@ from dpsim.cli.sweep_flags import SweepFlags
 from dpsim.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
-    from dpsim.records.comparison import Comparison
+    from dpsim.harness.sweep.array import ArrayStudy
+    from dpsim.harness.sweep.sweep import Study
     from dpsim.records.sweep import Experiment
 
 EXAMPLES = f"""\
@@ -48,8 +50,10 @@ QUESTIONS = {
 }
 """By question the flags that it has beside those of all, and whether each takes a list; others have ``_OF_A_GRID``."""
 _OF_A_GRID = "global_batch"
+_JOB = re.compile(r"(?:task:(?P<number>\d{1,9})|last),of=(?P<of>\w+)")
+"""The value of ``--array`` in a job of an array."""
 _OF_ALL = "model dataset devices fusion_rule algorithm network compute seed wire_dtype compute_dtype"
-_OF_A_RUN = "budget wait_until_quiet output json verbose"
+_OF_A_RUN = "budget wait_until_quiet output json verbose array dry_run"
 
 
 def sweep(
@@ -86,18 +90,22 @@ def sweep(
     if script.is_named():
         script_sweep.measure(question, given, script, arguments)
         return 0
+    if given.dry_run and given.array is None:
+        raise ConfigError("--dry-run without --array", allowed="--array slurm --dry-run", remedy="leave it out")
+    if given.array is not None and (job := _JOB.fullmatch(given.array)) and given.output is not None:
+        return _run_job(job, given.output, given)
     if question is None:
         from dpsim.cli.app import build
 
         build()["sweep"].help_print([])
         return 0
-    comparison = _swept(question, given)
-    return 1 if comparison.identical is False else 0
+    return _sweep(question, given)
 
 
-def _swept(question: str, given: SweepFlags) -> Comparison:
-    """Sweep what a question or a file asks for. Raises ``ConfigError``."""
-    from dpsim.harness.sweep.sweep import declared
+def _sweep(question: str, given: SweepFlags) -> int:
+    """Sweep what a question or a file asks for, or submit that; returns the exit code. Raises ``ConfigError``."""
+    from dpsim.harness.sweep.array import ArrayStudy
+    from dpsim.harness.sweep.sweep import Study, declared
     from dpsim.records.sweep import read_experiment
 
     file = None if question in QUESTIONS else Path(question)
@@ -107,13 +115,42 @@ def _swept(question: str, given: SweepFlags) -> Comparison:
     base = declared(question.replace("-", "_")) if file is None else read_experiment(file)
     experiment = _changed(base, given)
     command = "sweep" if file is not None else f"sweep {question}"
-    return run(
-        experiment,
-        given.output,
-        json=given.json,
-        verbose=given.verbose,
-        command=command,
-        wait=given.wait_until_quiet,
+    study = Study.of(experiment) if given.array is None else ArrayStudy.of(experiment)
+    folder = given.output if given.output is not None else study.free_folder(Path("reports"))
+    if isinstance(study, ArrayStudy) and not study.finished(folder):
+        _submit(study, folder, given)
+        return 0
+    return _run(study, folder, command, given)
+
+
+def _run_job(job: re.Match[str], folder: Path, given: SweepFlags) -> int:
+    """Run a job of an array: a task, or the last one, which reports. Raises ``ConfigError``."""
+    from dpsim.harness.sweep.array import ArrayStudy
+
+    study, number = ArrayStudy.submitted(folder, job["of"]), job["number"]
+    if number is None:
+        return _run(study, folder, "sweep", given)
+    with show.measuring(given.wait_until_quiet) as progress:
+        study.measure_task(int(number), folder, progress)
+    return 0
+
+
+def _submit(study: ArrayStudy, folder: Path, given: SweepFlags) -> None:
+    """Submit the tasks of a sweep that are missing, and say what comes of them; or print the script."""
+    from dpsim.harness.sweep.array import job_array, submit
+
+    jobs = job_array(given.array or "", study.experiment)
+    words = ["--wait-until-quiet", given.wait_until_quiet] if given.wait_until_quiet is not None else []
+    words += [*["--json"] * given.json, *["--verbose"] * given.verbose]
+    folder = folder.absolute()
+    if given.dry_run:
+        study.existing(folder)
+        print(jobs.script(folder, "ID", study.missing(folder) or [0], words), end="")
+        return
+    numbers, ids = submit(study, jobs, folder, words)
+    print(
+        f"Submitted {jobs.job.scheduler} job {' and '.join(ids)}: {len(numbers)} of {len(study.parts)} tasks, and the "
+        f"report.\nThe same command submits again what is missing. What the jobs print: {folder}/tasks/*.out"
     )
 
 
@@ -202,30 +239,19 @@ def _batches(base: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"local_batch": local_batch, "global_batch": global_batch}
 
 
-def run(
-    experiment: Experiment,
-    output: Path | None,
-    *,
-    command: str,
-    json: bool = False,
-    verbose: bool = False,
-    wait: str | None = None,
-) -> Comparison:
-    """Run a sweep and print its result. Without ``output`` its folder is the next that is free."""
-    from dpsim.harness.sweep.sweep import Study
+def _run(study: Study, folder: Path, command: str, given: SweepFlags) -> int:
+    """Run a sweep and print its result; returns the exit code."""
     from dpsim.report.sweep.content import for_terminal
     from dpsim.report.sweep.saved import points, summary
     from dpsim.report.sweep.summary import Summary
 
-    study = Study.of(experiment)
-    folder = output if output is not None else study.free_folder(Path("reports"))
-    with show.measuring(wait) as progress:
+    with show.measuring(given.wait_until_quiet) as progress:
         swept = study.run(folder, progress)
     scored = ledger.scored_sweep(swept)
-    if json:
+    if given.json:
         show.print_json(command, points(swept), summary(swept) | ledger.as_record(scored))
     else:
-        tables = [for_terminal(swept.comparison)] * verbose
+        tables = [for_terminal(swept.comparison)] * given.verbose
         show.rich(*tables, Summary(comparison=swept.comparison, folder=folder))
         ledger.print_scored(scored)
-    return swept.comparison
+    return 1 if swept.comparison.identical is False else 0

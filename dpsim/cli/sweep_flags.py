@@ -42,5 +42,10 @@ class SweepFlags(
     )
     wait_until_quiet: flags.WaitUntilQuiet = None
     output: Path | None = flags.flag("Folder of the report [reports/NAME, or the next that is free].")
+    array: str | None = flags.flag(
+        "Measure in a job array: slurm or pbs, with what to ask for, like slurm:time=01:00:00,queue=short,at-once=4 "
+        "(docs/cluster.md). Jobs of the array have task:NUMBER or last."
+    )
+    dry_run: bool = flags.flag("With array: print the script instead of submitting it.", default=False)
     json: flags.Json = False
     verbose: flags.AllTables = False

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _INSTALL = f"install an MPI library into this Python: {installation.install('mpich')}"
 _ON_THE_LOOPBACK = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}
 """Keep the ranks' ports from the network where all ranks are on this machine. Only mpiexec's own port is open to it."""
+_ON_THIS_MACHINE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+"""Otherwise mpich's mpiexec starts ranks with the scheduler's program in a batch job, by what the job was given."""
 _WITHOUT_DEBUG_SIGNAL = {"UCX_DEBUG_SIGNO": "0"}
 """Otherwise a rank that gets SIGHUP prints all that UCX does from then on."""
 
@@ -237,7 +239,7 @@ def _mpiexec(machines: tuple[hosts.Host, ...], shaped: tuple[Network, ...] = ())
 
 def _local_environment(environment: dict[str, str], folder: Path) -> dict[str, str]:
     """Return the environment for ranks on this machine alone; other hosts do not have the folder."""
-    local = _ON_THE_LOOPBACK | environment | {"TMPDIR": str(scratch.short_path(folder, folder))}
+    local = _ON_THE_LOOPBACK | _ON_THIS_MACHINE | environment | {"TMPDIR": str(scratch.short_path(folder, folder))}
     if (shared := scratch.shared_folder(folder)) is not None:
         local["UCX_POSIX_DIR"] = str(shared)
     return local

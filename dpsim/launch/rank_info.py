@@ -38,7 +38,12 @@ def _number(environment: Mapping[str, str], key: str) -> int | None:
 
 
 def job(environment: Mapping[str, str] = os.environ) -> MpiJob | None:
-    """Return the MPI job that this process is a rank of, by its launcher's environment variables; None outside one."""
+    """Return the MPI job that this process is a rank of, by its launcher's environment variables; None outside one.
+
+    None too where ``python -m mpi4py.futures`` has made the other ranks workers of an executor.
+    """
+    if "mpi4py.futures" in sys.modules:
+        return None
     number = functools.partial(_number, environment)
     for rank_key, size_key in (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")):
         if (rank := number(rank_key)) is not None:

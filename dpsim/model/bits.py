@@ -14,9 +14,11 @@ from dpsim.comm.sum_orders import Summation, element_orders
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.kernels.allreduce.expression import part, text
 from dpsim.kernels.allreduce.orders import Order
+from dpsim.memo import remember
 from dpsim.model.rows import PredictedRow
 from dpsim.model.step import scheduled
 from dpsim.schedule import Schedule
+from dpsim.workload import Workload
 
 Ranges = tuple[tuple[int, Order], ...]
 """The ends of ranges of a tensor's elements, and the order in which each is added over the ranks."""
@@ -89,18 +91,21 @@ def plan_bits(schedule: Schedule, *, shares_memory: bool = True) -> Bits:
         shares_memory=shares_memory,
     )
     buckets = tuple(schedule.bucket_tensors(bucket) for bucket in range(schedule.buckets))
-    orders = _orders(schedule, how, buckets) if plan.data_devices <= MOST_RANKS else None
+    orders = _orders(workload, how, buckets, schedule.dynamic) if plan.data_devices <= MOST_RANKS else None
     measured = plan.algorithm == "auto" and not shares_memory and plan.data_devices > 2
     return Bits(work, orders, (how, buckets), repeatable=not (schedule.dynamic or measured))
 
 
-def _orders(schedule: Schedule, how: Summation, buckets: tuple[tuple[str, ...], ...]) -> dict[str, Ranges] | None:
+@remember
+def _orders(
+    workload: Workload, how: Summation, buckets: tuple[tuple[str, ...], ...], dynamic: bool
+) -> dict[str, Ranges] | None:
     """Return the order of each tensor; None where one is not known, or depends on buckets that are decided later."""
-    elements = {tensor.name: tensor.elements for tensor in schedule.workload.tensors}
+    elements = {tensor.name: tensor.elements for tensor in workload.tensors}
     orders: dict[str, Ranges] = {}
     for tensors in buckets:
         ranges = element_orders(how, sum(elements[name] for name in tensors))
-        if ranges is None or (schedule.dynamic and len(ranges) > 1):
+        if ranges is None or (dynamic and len(ranges) > 1):
             return None
         first = 0
         for name in tensors:
@@ -126,10 +131,13 @@ def letters(bits: Sequence[Bits]) -> list[str]:
     """Return A, B, ... for each: equal letters have equal bits."""
     representatives: list[Bits] = []
     numbers = []
+    likely: dict[tuple[object, ...], int] = {}  # so that a large grid is not compared with all that differ
     for each in bits:
-        number = next((n for n, other in enumerate(representatives) if each.same(other)), len(representatives))
-        if number == len(representatives):
-            representatives.append(each)
+        number = likely.get((each.work, each.scheme), 0)
+        if number >= len(representatives) or not each.same(representatives[number]):
+            number = next((n for n, other in enumerate(representatives) if each.same(other)), len(representatives))
+            representatives += [each] * (number == len(representatives))
+            likely[each.work, each.scheme] = number
         numbers.append(number)
     return [letter(number) for number in numbers]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from concurrent.futures import Executor
 
 import msgspec
 
+from dpsim.launch.workers import in_order
 from dpsim.machine import Machine
 from dpsim.model.cost import nearest_line
 from dpsim.model.prices import FREE_NETWORK
@@ -52,8 +55,17 @@ def _predicted(workload: Workload, machine: Machine, plan: Plan) -> Prediction:
     return price(scheduled(workload, machine, plan), machine).prediction
 
 
+def _step_s(workload: Workload, machine: Machine, overlap: str, plan: Plan) -> float:
+    overlapped = Plan(**(msgspec.structs.asdict(plan) | {"overlap": overlap}))
+    return price(scheduled(workload, machine, overlapped), machine).step_s
+
+
 def choose_overlap(
-    workload: Workload, machine: Machine, plans: Sequence[Plan], mechanisms: Sequence[str] | None = None
+    workload: Workload,
+    machine: Machine,
+    plans: Sequence[Plan],
+    mechanisms: Sequence[str] | None = None,
+    executor: Executor | None = None,
 ) -> tuple[str, dict[str, float]]:
     """(the mechanism recommended for all ``plans``, every mechanism's seconds per step).
 
@@ -61,14 +73,14 @@ def choose_overlap(
     of each device count or layout, averaged over these; see ``recommended`` for the choice. Plans of one device do not
     count: ``("off", {})`` where there are no others.
 
-    Without ``mechanisms`` they are ``known_mechanisms``.
+    Without ``mechanisms`` they are ``known_mechanisms``. The workers of an ``executor`` price the plans.
     """
     on_several = [plan for plan in plans if plan.devices > 1]
     if not on_several:
         return "off", {}
     ordered = known_mechanisms(machine, on_several) if mechanisms is None else mechanisms
     ordered = sorted(ordered, key=lambda name: OVERLAPS.index(name) if name in OVERLAPS else -1)
-    steps = {name: _fastest(workload, machine, on_several, name) for name in ordered}
+    steps = {name: _fastest(workload, machine, on_several, name, executor) for name in ordered}
     return recommended(steps), steps
 
 
@@ -77,16 +89,20 @@ def known_mechanisms(machine: Machine, plans: Sequence[Plan]) -> Sequence[str]:
 
     A machine without any overlap table (published figures, GPUs) is assumed to overlap at no cost: ``thread`` alone.
     """
+    if not machine.overlap:
+        return ["thread"]
     algorithms = {machine.priced(plan.collective).algorithm for plan in plans}
     measured = {table.overlap for table in machine.overlap if table.algorithm in algorithms}
-    return [name for name in OVERLAPS if name in {"off", "inline", *measured}] if machine.overlap else ["thread"]
+    return [name for name in OVERLAPS if name in {"off", "inline", *measured}]
 
 
-def _fastest(workload: Workload, machine: Machine, plans: Sequence[Plan], overlap: str) -> float:
+def _fastest(
+    workload: Workload, machine: Machine, plans: Sequence[Plan], overlap: str, executor: Executor | None
+) -> float:
     """Mean over device counts and layouts of their fastest plan's seconds per step."""
     fastest: dict[tuple[int, str], float] = {}
-    for plan in plans:
-        step_s = _predicted(workload, machine, Plan(**(msgspec.structs.asdict(plan) | {"overlap": overlap}))).step_s
+    steps = in_order(executor, functools.partial(_step_s, workload, machine, overlap), plans)
+    for plan, step_s in zip(plans, steps, strict=True):
         where = (plan.devices, plan.layout)
         fastest[where] = min(step_s, fastest.get(where, step_s))
     return sum(fastest.values()) / len(fastest)

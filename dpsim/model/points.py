@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
@@ -16,12 +15,14 @@ from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import DDP_RULES, DEFAULT_RULE, FUSION_RULES
 from dpsim.grouping import grouped
+from dpsim.launch.workers import in_order
 from dpsim.lowering import check_synchronous
 from dpsim.machine import Machine
 from dpsim.model.cautions import cautions
 from dpsim.model.compare import choose_overlap
 from dpsim.model.deferring import gain_of_deferring
 from dpsim.model.interval import Interval, predict, predict_with_interval
+from dpsim.model.memory import Memory, memory
 from dpsim.model.residuals import LEVEL
 from dpsim.model.rows import PredictedRow, Record, alone_of, best_of
 from dpsim.model.step import Prediction
@@ -30,9 +31,6 @@ from dpsim.setting import Grid, Row, plan_of, threshold_bytes
 from dpsim.strategy import ZERO_REDUNDANCY, Zero3
 from dpsim.units import format_size
 from dpsim.workload import Workload
-
-_CHUNK = 64
-"""The plans that a worker of an executor predicts at a time."""
 
 
 def predict_points(
@@ -146,20 +144,20 @@ class Predicted(NamedTuple):
 
 def predict_grid(workload: Workload, machine: Machine, grid: Grid, executor: Executor | None = None) -> Predicted:
     """Return the predicted row of every setting of a grid; see ``predict_points``. Raises ``ConfigError``."""
-    planned = _planned(workload, machine, grid)
+    planned = _planned(workload, machine, grid, executor)
     every = [*dict.fromkeys((*planned.plans.values(), *planned.plans))]
-    chunks = [every[begin : begin + _CHUNK] for begin in range(0, len(every), _CHUNK)]
-    mapped = (map if executor is None else executor.map)(functools.partial(_predict_all, workload, machine), chunks)
+    predicted = in_order(executor, functools.partial(_predicted, workload, machine), every)
     rows: dict[Plan, PredictedRow] = {}
-    for plan, predicted in zip(every, itertools.chain.from_iterable(mapped), strict=True):
+    for plan, (prediction, needed) in zip(every, predicted, strict=True):
         alone = rows.get(planned.plans.get(plan, plan))
-        rows[plan] = PredictedRow(workload=workload, machine=machine, plan=plan, alone=alone)
-        rows[plan].predicted = predicted
+        row = rows[plan] = PredictedRow(workload=workload, machine=machine, plan=plan, alone=alone)
+        row.predicted, row.memory = prediction, needed
     return Predicted([rows[plan] for plan in planned.plans], planned.weak, planned.script)
 
 
-def _predict_all(workload: Workload, machine: Machine, plans: Sequence[Plan]) -> list[tuple[Prediction, Interval]]:
-    return [predict_with_interval(workload, machine, plan) for plan in plans]
+def _predicted(workload: Workload, machine: Machine, plan: Plan) -> tuple[tuple[Prediction, Interval], Memory]:
+    """Return what takes long about a row: its prediction with the interval, and the memory."""
+    return predict_with_interval(workload, machine, plan), memory(workload, plan, machine)
 
 
 def rows_of_plans(workload: Workload, machine: Machine, plans: Sequence[Plan]) -> list[PredictedRow]:
@@ -193,7 +191,7 @@ class _Planned(NamedTuple):
     weak: bool
 
 
-def _planned(workload: Workload, machine: Machine, grid: Grid) -> _Planned:
+def _planned(workload: Workload, machine: Machine, grid: Grid, executor: Executor | None = None) -> _Planned:
     """Return the plans of a grid that is completed for predictions. Raises ``ConfigError``."""
     overlaps = grid.values("overlap") or ("auto",)
     overlap = overlaps[0] if len(overlaps) == 1 else ",".join(overlaps)
@@ -213,7 +211,7 @@ def _planned(workload: Workload, machine: Machine, grid: Grid) -> _Planned:
         plans[plan] = alone_of(plan, weak=weak)
     if overlap == "auto" and _waits_for_each(workload, plans):
         overlap = "off"
-    mechanism = choose_overlap(workload, machine, list(plans))[0] if overlap == "auto" else overlap
+    mechanism = choose_overlap(workload, machine, list(plans), executor=executor)[0] if overlap == "auto" else overlap
     return _Planned(
         {msgspec.structs.replace(plan, overlap=mechanism): single for plan, single in plans.items()}, script, weak
     )

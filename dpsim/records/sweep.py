@@ -271,6 +271,13 @@ def clean_values(runs: Sequence[Marked], name: str = "step_s") -> tuple[Any, ...
     )
 
 
+class MeasuredPart(Noun, frozen=True):
+    """A part of a sweep that a job of its own measured, and the digest of what it had predicted before that."""
+
+    predictions_sha256: str
+    measured_from: str
+
+
 class Results(Noun, frozen=True):
     """Everything that was measured in a sweep, tied to the predictions by their SHA-256.
 
@@ -279,7 +286,8 @@ class Results(Noun, frozen=True):
     nothing was), and ``blind_sha256`` that of the predictions from it. Both predictions are by the model of
     ``model_version`` (0: from before versions and the second digest were recorded). ``groups`` are the places in
     ``points`` of the settings that are compared with each other, their second runs included, and ``guesses`` the nulls
-    that the model is scored against on several devices (both empty: from before they were recorded).
+    that the model is scored against on several devices (both empty: from before they were recorded). Where several jobs
+    measured, ``parts`` has one for each, and what is hashed here are the predictions of all of them, joined.
     """
 
     experiment: Experiment
@@ -298,6 +306,7 @@ class Results(Noun, frozen=True):
     model_version: int = 0
     groups: tuple[tuple[int, ...], ...] = ()
     guesses: tuple[str, ...] = ()
+    parts: tuple[MeasuredPart, ...] = ()
 
 
 def read_experiment(path: Path | str) -> Experiment:

@@ -1,17 +1,19 @@
-"""What a study runs on ranks, each on a core of its own: a task, or cases that the ranks share, side by side."""
+"""What a study runs: a task on ranks that have a core each, or cases side by side by the workers of an executor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+import functools
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
+from typing import Any
 
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.launch.jobs import on_ranks
+from dpsim.launch.rank_process import one_thread
+from dpsim.launch.workers import in_order
 from dpsim.progress import Progress
-from dpsim.study.environment import cores
-
-T = TypeVar("T")
+from dpsim.registry import load
 
 
 def run(task: str, given: Noun | dict[str, Any], devices: int, progress: Progress, networks: Iterable[str] = ()) -> Any:
@@ -23,11 +25,14 @@ def run(task: str, given: Noun | dict[str, Any], devices: int, progress: Progres
     return on_ranks(task, argument, devices=devices, pin=True, progress=progress, networks=networks)
 
 
-def run_side_by_side(task: str, cases: Sequence[Noun], progress: Progress, **given: Any) -> Any:
-    """Return the result of a task that shares cases out to at most two ranks; without cases an empty list."""
-    return run(task, {"cases": cases} | given, min(2, cores(), len(cases)), progress) if cases else []
+def run_each(executor: Executor | None, task: str, cases: Iterable[Any]) -> Iterator[Any]:
+    """Yield what ``task`` (``module:function``) returns for each case, from the workers of an executor in turn.
+
+    Each computes with one thread. The module is imported there alone: a runner loads MPI.
+    """
+    return in_order(executor, functools.partial(_run_case, task), cases, chunk=1)
 
 
-def share(every: Sequence[T], rank: int, ranks: int) -> Sequence[T]:
-    """Return what is done by one of the ranks that work side by side."""
-    return every[rank::ranks]
+def _run_case(task: str, case: Any) -> Any:
+    with one_thread():
+        return load(task)(case)

@@ -91,7 +91,8 @@ class Inputs(Noun, frozen=True):
     of profiles and calibrations alone; the first sample was taken after ``beforehand_until``. ``widths`` are
     those of intervals, by the residuals of the machine's past studies when this one began. ``model_version`` is that
     of the model for which they were measured (0: from before versions were recorded). ``unshaped_bytes_per_s`` is what
-    the links of shaped hosts carried before they were shaped.
+    the links of shaped hosts carried before they were shaped. Those of a sweep that several jobs measured are ``parts``
+    alone, one for each job.
     """
 
     profiles: tuple[ProfileConfig, ...]
@@ -106,10 +107,12 @@ class Inputs(Noun, frozen=True):
     schema: str = SCHEMA
     model_version: int = 0
     unshaped_bytes_per_s: float = 0.0
+    parts: tuple[Inputs, ...] = ()
 
     def with_medians(self) -> Inputs:
         """Return what the predictions of a finished study are made from: of the parts of steps only the medians."""
-        return msgspec.structs.replace(self, rows=with_medians(self.rows, PARTS))
+        parts = tuple(part.with_medians() for part in self.parts)
+        return msgspec.structs.replace(self, rows=with_medians(self.rows, PARTS), parts=parts)
 
     def early(self) -> Inputs:
         """Return what was measured before the first measured sample."""
@@ -219,11 +222,14 @@ def declared(needed: Needed) -> Declared:
     )
 
 
-def preparation_s(settings: Sequence[Setting], budget_s: float) -> float:
-    """Return the least seconds to profile and calibrate before the first measured sample; it may take twice as long."""
+def preparation_s(settings: Sequence[Setting], seconds: float) -> float:
+    """Return the least seconds to profile and calibrate before the first measured sample; it may take twice as long.
+
+    Each kind of computation takes ``seconds``.
+    """
     profiles = len({profile_kind(setting) for setting in settings})
     emulated = len({calibration_kind(setting) for setting in settings if setting.emulated_compute})
-    return seconds_of_kind(budget_s) * (profiles + emulated)
+    return seconds * (profiles + emulated)
 
 
 def seconds_of_kind(budget_s: float) -> float:

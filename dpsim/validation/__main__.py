@@ -21,7 +21,7 @@ def validation(
     sets: Annotated[
         Path | None, Parameter(help="Folder of your own with sets and cases, in place of those of dpsim.")
     ] = None,
-    workers: Annotated[int, Parameter(help="Processes that predict side by side.")] = 1,
+    executor: flags.Executor = "1",
     output: Annotated[Path | None, Parameter(help="Folder for the report, its figures and points.csv.")] = None,
     json: flags.Json = False,
 ) -> None:
@@ -31,14 +31,14 @@ def validation(
     know what the prediction knows.
     """
     from dpsim.folder_lock import locked
-    from dpsim.launch import workers as processes
+    from dpsim.launch import workers
     from dpsim.validation import page
     from dpsim.validation.published import FOLDER
     from dpsim.validation.run import validate
 
     flags.writable(output, folders=("report",), inputs=(sets,))
-    with processes.workers(workers) as executor:
-        result = validate(sets or FOLDER, executor=executor)
+    with workers.executor(executor) as held:
+        result = validate(sets or FOLDER, executor=held)
     if output is not None:
         with locked(output):
             page.write_validation(output, result)

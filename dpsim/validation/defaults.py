@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from dpsim.grouping import grouped
+from dpsim.launch.workers import in_order
 from dpsim.model.defaults import DEFAULTS, WIDTHS, Default, with_defaults
 from dpsim.uncertainty import IntervalWidth
 from dpsim.validation.case import Case, parts
@@ -82,7 +83,7 @@ def of_other_clusters(
     by_cluster = grouped(steps, lambda case: sets[case.dataset].provenance.cluster)
     tried = [default for default in defaults if default.field in TRIED]
     tasks = [(default, own) for own in by_cluster.values() for default in tried]
-    each = (executor.map if executor else map)(functools.partial(_misfits, sets, tried), *zip(*tasks, strict=True))
+    each = in_order(executor, functools.partial(_misfits, sets, tried), tasks, chunk=1)
     misfits = dict(zip(itertools.product(by_cluster, (default.field for default in tried)), each, strict=True))
     estimated = dict[str, tuple[Default, ...]]()
     for name in (*by_cluster, NOBODY):
@@ -98,14 +99,15 @@ def of_other_clusters(
 
 
 def _misfits(
-    sets: Mapping[str, PublishedSet], defaults: Sequence[Default], default: Default, cases: Sequence[Case]
+    sets: Mapping[str, PublishedSet], defaults: Sequence[Default], task: tuple[Default, Sequence[Case]]
 ) -> list[float] | None:
-    """Return how far off the cases of a cluster are with each of the tried values.
+    """Return how far off the cases of a cluster are with each of the tried values of a default.
 
     ``None`` where all are alike, and where the largest one is among the best: then something else that its sets do not
     state makes its steps longer.
     """
 
+    default, cases = task
     beside = [replace(each, value=BESIDE[each.field]) for each in defaults if each != default]
 
     def misfit(value: float) -> float:

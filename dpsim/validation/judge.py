@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 
 from dpsim.columns import Column, Row
 from dpsim.errors import ConfigError, DpsimError
+from dpsim.launch.workers import in_order
 from dpsim.model.cells import Cell, cell_of
 from dpsim.model.interval import predict_with_interval
 from dpsim.model.residuals import ratio
@@ -18,7 +19,7 @@ from dpsim.validation.inputs import Fill, RowInputs, as_stated, collective_input
 from dpsim.validation.published import PublishedRow, PublishedSet
 
 _CHUNK = 16
-"""Parts that a worker is sent at once: each time it is sent all sets too."""
+"""Parts that a worker is sent at once."""
 
 
 class JudgedRow(Row):
@@ -79,9 +80,8 @@ def judged(
     more than the cases state.
     ``executor`` predicts the parts of cases side by side: any ``concurrent.futures.Executor``. Raises ``ConfigError``.
     """
-    tasks = [part for case in cases for part in parts(case, sets[case.dataset])]
-    of_part = functools.partial(_judged_part, sets, fills or {})
-    rows = executor.map(of_part, tasks, chunksize=_CHUNK) if executor else map(of_part, tasks)
+    tasks = (part for case in cases for part in parts(case, sets[case.dataset]))
+    rows = in_order(executor, functools.partial(_judged_part, sets, fills or {}), tasks, chunk=_CHUNK)
     return [row for of_task in rows for row in of_task]
 
 

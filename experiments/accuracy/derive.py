@@ -17,16 +17,16 @@ from dpsim.experiments.accuracy.page import FIGURE, markdown, note, summary, wri
 from dpsim.harness.quality.study import read_results
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.coverage import residuals
-from dpsim.harness.sweep.experiment import needed_for, predict_again
+from dpsim.harness.sweep.experiment import predict_from
 from dpsim.harness.sweep.packed import SUFFIX, Swept, keep, read
-from dpsim.harness.sweep.sweep import Study, blind_predictions
+from dpsim.harness.sweep.sweep import Study
 from dpsim.model.residuals import Residuals
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment
 from dpsim.report.content import Content
 from dpsim.study.environment import environment
-from dpsim.study.inputs import SCHEMA, Inputs, prepared
+from dpsim.study.inputs import SCHEMA, Inputs
 
 
 def run_sweeps(experiments: Sequence[Experiment], folder: Path, progress: Progress) -> None:
@@ -66,12 +66,10 @@ def predicted_again(swept: Swept) -> Comparison:
     The predictions in the record may be of an earlier version of the model.
     """
     assert swept.inputs is not None
-    experiment, environment = swept.predictions.experiment, swept.predictions.environment
-    early = prepared(needed_for(experiment, environment).settings, swept.inputs.early())
-    again = predict_again(swept.predictions, early)
+    again = predict_from(swept.predictions, swept.inputs, same_minutes=False)
     beforehand = msgspec.structs.replace(again, predicted_at=swept.predictions.predicted_at)
     results = msgspec.structs.replace(swept.results, predictions_sha256=codec.digest(beforehand))
-    return compare(beforehand, results, blind=blind_predictions(swept.predictions, swept.inputs))
+    return compare(beforehand, results, blind=predict_from(swept.predictions, swept.inputs, same_minutes=True))
 
 
 def write_residuals(path: Path, experiments: Sequence[Experiment], folder: Path) -> None:

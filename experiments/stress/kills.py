@@ -280,7 +280,7 @@ def _misnamed(run: _Run, attack: Attack) -> str:
         "proxy": r"hydra_pmi_proxy",
         "switch": rf"the process that holds the hosts of the shaped network \(\d+\) was killed by {name}",
         "flow": r"the process that sends the flow in the background has ended",
-        "worker": r"one of \d processes ended before its work",
+        "worker": r"the executor failed",
         "script": rf"{name}|signal {attack.number:d}\b",
     }[attack.kind]
     return "" if code in (1, 2) and re.search(expected, last) else f"it is not told, exit code {code}"

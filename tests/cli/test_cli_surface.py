@@ -63,11 +63,11 @@ def test_help_loads_nothing_heavy(words: list[str], loaded: set[str], python: Py
 
 
 def leaves(application: App) -> Iterator[App]:
-    """Yield each command that runs something."""
+    """Yield each command that runs something, also one that has others below it."""
     named = [word for word in application if not word.startswith("-")]
     for word in named:
         yield from leaves(application[word])
-    if not named:
+    if not named or application.default_command is not None:
         yield application
 
 

@@ -10,7 +10,7 @@ import pytest
 from cyclopts import App
 from each_command import EACH, OF_COMMAND, STARTED, STEPS, commands, is_refused, started
 
-from dpsim.cli import app, flags
+from dpsim.cli import app, flags, sweep
 from dpsim.launch import jobs
 from dpsim.study import other_processes
 
@@ -59,6 +59,7 @@ OWN_TESTS = {
         "reproduce --against",
         "bench allreduce --network",
     ),
+    "launch --image",
     *("report --check", "report --page", "report --ledger", "report --share"),
     *(f"reproduce --{flag}" for flag in ("torch-script", "python", "script-may-write", "resume-on", "explain-bits")),
     *(f"explain --{flag}" for flag in ("torch-script", "trace", "devices", "steps", "network", "json-line")),
@@ -70,6 +71,7 @@ OWN_TESTS = {
         "predict --plot",
         "profile --torch-script",
     ),
+    *(f"sweep{of} --{flag}" for of in ("", *(f" {each}" for each in sweep.QUESTIONS)) for flag in ("array", "dry-run")),
     *("tune --torch-script", "tune --wait-until-quiet"),
     *(
         "profile --torch",

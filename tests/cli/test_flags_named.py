@@ -42,6 +42,7 @@ OTHERS = frozenset(
         "--dpsim-update",
         "--quiet",
         "--report-api-errors",
+        "--requeue",
         "--study",
         "--tag-output",
         "--target",

@@ -22,7 +22,7 @@ from dpsim.experiments.stress.tally import CASES_VARIABLE, Outcome, Part, attack
         (Attack(command="reproduce", kind="mpiexec", number=signal.SIGHUP), "ended"),
         (Attack(command="train --elastic", kind="rank", number=signal.SIGKILL), "went on by itself"),
         (Attack(command="train", kind="launcher", number=signal.SIGTERM), "ended and continued"),
-        (Attack(command="validation --workers", kind="launcher", number=signal.SIGKILL, after_s=1.5), "ended"),
+        (Attack(command="validation --executor", kind="launcher", number=signal.SIGKILL, after_s=1.5), "ended"),
     ],
     ids=lambda value: value.name if isinstance(value, Attack) else "",
 )

@@ -18,8 +18,9 @@ from dpsim import codec
 from dpsim.cli import app
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.check import check
+from dpsim.harness.sweep.experiment import predict_from
 from dpsim.harness.sweep.questions import completed
-from dpsim.harness.sweep.sweep import blind_predictions, sweep
+from dpsim.harness.sweep.sweep import sweep
 from dpsim.lowering.fusion import fuse
 from dpsim.model import past
 from dpsim.model.residuals import Residual, all_widths
@@ -157,8 +158,9 @@ def test_past_studies_make_the_blind_intervals_wider_and_let_them_state_their_le
         for number in range(9)
         for kind, factor in (("blind", 4.0), ("beforehand", 8.0))
     ]
-    plain = blind_predictions(predictions, inputs).points
-    learnt = blind_predictions(predictions, msgspec.structs.replace(inputs, widths=all_widths(studies))).points
+    plain = predict_from(predictions, inputs, same_minutes=True).points
+    wider = msgspec.structs.replace(inputs, widths=all_widths(studies))
+    learnt = predict_from(predictions, wider, same_minutes=True).points
     for before, after in zip(plain, learnt, strict=True):
         assert before.step_s == after.step_s
         if after.setting.network == "node" and after.setting.plan.devices > 1:

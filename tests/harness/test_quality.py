@@ -22,6 +22,7 @@ from dpsim.harness.quality.fits import (
 )
 from dpsim.harness.quality.study import CONVERGENCE, path_of, results, run_all, study_quality
 from dpsim.harness.train.train import train
+from dpsim.launch.workers import executor
 from dpsim.progress import no_progress
 from dpsim.records.quality import (
     PREDICTIONS,
@@ -39,7 +40,6 @@ from dpsim.records.quality import (
 )
 from dpsim.records.train import TrainConfig
 from dpsim.report.quality import answers, write
-from dpsim.study.cases import share
 from dpsim.study.runners.fit import bound_copy, open_training
 from dpsim.study.runners.fit import train as train_case
 
@@ -107,7 +107,8 @@ def test_a_study_predicts_before_it_trains_what_is_held_out_and_keeps_finished_r
     first = cases(STUDY, held_out=False)[0]
     run_all([first], tmp_path, no_progress)
     kept = path_of(tmp_path, first).stat().st_mtime_ns
-    actual = study_quality(STUDY, tmp_path, no_progress)
+    with executor("2") as pool:
+        actual = study_quality(STUDY, tmp_path, no_progress, pool)
     assert path_of(tmp_path, first).stat().st_mtime_ns == kept
     record = read_quality(tmp_path)
     by_case = {run.case: run for run in record.runs}
@@ -209,9 +210,15 @@ def test_a_target_that_a_run_never_reaches_is_said_in_words_and_the_others_stay(
     assert [len(point.steps) for point in result.points] == [3, 2, 3, 3]
 
 
-def test_trainings_are_shared_and_none_is_lost() -> None:
-    every = gap_cases(GAP, 2)
-    assert sorted(c.seed for rank in range(2) for c in share(every, rank, 2)) == list(range(10))
+def test_processes_train_as_this_one_and_save_every_run(tmp_path: Path) -> None:
+    every = [msgspec.structs.replace(case, steps=2) for case in gap_cases(GAP, 2)[:3]]
+    with executor("2") as pool:
+        runs = run_all(every, tmp_path, no_progress, pool)
+    assert [runs[case].losses for case in every] == [train_case(case).losses for case in every]
+    assert all(path_of(tmp_path, case).exists() for case in every)
+
+
+def test_an_interval_needs_two_seeds() -> None:
     with pytest.raises(ConfigError, match="1 seeds"):
         mean_interval([1.0])
     assert not mean_interval([-1.0, 1.0]).visible

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
+import importlib.util
+import json
 import os
 import re
 import sys
@@ -18,6 +20,7 @@ from dpsim.cli.readers import counts_or_layouts
 from dpsim.errors import ConfigError
 from dpsim.launch import child_process
 from dpsim.launch.jobs import mpiexec_path
+from dpsim.launch.workers import in_order
 from dpsim.model import predict_points
 from dpsim.report.charts import Lines
 from dpsim.report.prediction_chart import scaling_chart
@@ -27,25 +30,9 @@ MACHINES = Path(__file__).parents[2] / "experiments" / "machines"
 points_module = importlib.import_module("dpsim.model.points")
 
 
-PROGRAM = """
-import sys
-from mpi4py.futures import MPIPoolExecutor
-from dpsim import machine, workload
-from dpsim.model import predict_points
-from dpsim.setting import Grid
-
-if __name__ == "__main__":
-    grid = Grid.of(devices=[8, 16], fusion_threshold_bytes=[0.0, 1e6], local_batch=16)
-    asked = (workload.read(sys.argv[1]), machine.read(sys.argv[2]), grid)
-    with MPIPoolExecutor() as executor:
-        assert predict_points(*asked, executor=executor) == predict_points(*asked)
-        print(executor.num_workers, "workers")
-"""
-
-
 @pytest.mark.parametrize("pool", [ProcessPoolExecutor, ThreadPoolExecutor])
 def test_an_executor_predicts_the_same_points(pool: Callable[[int], Executor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(points_module, "_CHUNK", 2)
+    monkeypatch.setattr(points_module, "in_order", functools.partial(in_order, chunk=2))
     grid = Grid.of(devices=[2, 4, 8], fusion_threshold_bytes=[0.0, 100.0, 1e9], local_batch=4)
     with pool(2) as executor:
         assert predict_points(workload(), machine(), grid, executor) == predict_points(workload(), machine(), grid)
@@ -92,13 +79,29 @@ def test_the_command_draws_the_picture(dpsim: Callable[..., tuple[int, str, str]
     assert code == 2 and "scaling.txt" in err
 
 
-def test_ranks_predict_as_workers(tmp_path: Path) -> None:
-    (tmp_path / "many.py").write_text(PROGRAM)
+def _predicted(before: list[str], executor: str, **variables: str) -> bytes:
+    """Return the points and the summary that a command line predicts, with words ``before`` those of dpsim."""
     files = [str(MACHINES / name) for name in ("googlenet_k80.toml", "k80_10gbe.toml")]
-    mpiexec = mpiexec_path()
-    assert mpiexec is not None
-    command = [mpiexec, "-n", "3", sys.executable, "-m", "mpi4py.futures", str(tmp_path / "many.py"), *files]
-    path = extended_path(Path(__file__).parents[2])
-    done = child_process.run(command, env=os.environ | {"PYTHONPATH": path}, timeout_s=120)
+    command = [*before, "-m", "dpsim", "predict", "--workload", files[0], "--machine", files[1], "--local-batch", "16"]
+    command += ["--devices", "8..64", "--fusion-threshold", ",".join(f"{n}KiB" for n in range(40)), "--json"]
+    environment = os.environ | variables | {"PYTHONPATH": extended_path(Path(__file__).parents[2])}
+    done = child_process.run([*command, "--executor", executor], env=environment, timeout_s=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "2 workers"
+    said = json.loads(done.stdout)
+    return json.dumps([said["points"], said["summary"]]).encode()
+
+
+def test_processes_and_ranks_predict_the_same_to_the_bit() -> None:
+    mpiexec, python = mpiexec_path(), sys.executable
+    assert mpiexec is not None
+    pool = "mpi4py.futures:MPIPoolExecutor"
+    here = _predicted([python], "1")
+    assert here.count(b"predicted_step_s") >= 160
+    assert _predicted([python], "2") == here
+    assert _predicted([mpiexec, "-n", "3", python, "-m", "mpi4py.futures"], pool) == here
+    assert _predicted([mpiexec, "-n", "1", python], pool, MPI4PY_FUTURES_MAX_WORKERS="2") == here
+
+
+@pytest.mark.skipif(importlib.util.find_spec("executorlib") is None, reason="executorlib is not installed")
+def test_executorlib_predicts_the_same_to_the_bit() -> None:
+    assert _predicted([sys.executable], "executorlib:SingleNodeExecutor") == _predicted([sys.executable], "1")

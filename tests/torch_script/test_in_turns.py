@@ -17,8 +17,7 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.harness.script.experiment import completed, script_experiment
 from dpsim.harness.script.places import inputs_for
-from dpsim.harness.sweep.experiment import predict_beforehand
-from dpsim.harness.sweep.sweep import blind_predictions
+from dpsim.harness.sweep.experiment import predict_beforehand, predict_from
 from dpsim.launch.failure_report import JobFailed
 from dpsim.launch.job_python import OWN
 from dpsim.records.sweep import Experiment
@@ -163,7 +162,7 @@ def test_both_predictions_follow_from_the_rows_of_each_place_and_from_nothing_el
     experiment = completed(config, workload(1.0, 4))
     inputs = inputs_of(experiment, ALONE_S, 2 * ALONE_S)
     beforehand = predict_beforehand(experiment, inputs)
-    blind = blind_predictions(beforehand, inputs)
+    blind = predict_from(beforehand, inputs, same_minutes=True)
     places = {point.setting.where: point.workload for point in blind.points}
     assert list(places) == ["node (torch-ddp-gloo)", "node (torch-ddp-mpi)", "paced:1ms,100mbit (torch-ddp-mpi)"]
     for predictions, step_s in ((beforehand, ALONE_S), (blind, 2 * ALONE_S)):

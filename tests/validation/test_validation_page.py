@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from dpsim import machine as machines
 from dpsim.errors import DpsimError
 from dpsim.experiments import golden
 from dpsim.experiments.validation_page import BEGIN, FOLDER, README, readme_lines
-from dpsim.launch.workers import workers
+from dpsim.launch.workers import executor
 from dpsim.model.defaults import DEFAULTS
 from dpsim.validation import page
 from dpsim.validation.__main__ import build
@@ -121,14 +120,14 @@ def test_the_committed_report_is_what_is_predicted_now(fresh: Validation, tmp_pa
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_processes_predict_what_one_process_predicts(fresh: Validation) -> None:
-    with workers(2) as executor:
-        side_by_side = validate(executor=executor)
+    with executor("2") as pool:
+        side_by_side = validate(executor=pool)
     assert codec.to_json(side_by_side.summary()) == codec.to_json(fresh.summary())
     assert [row.values() for row in side_by_side.rows] == [row.values() for row in fresh.rows]
 
 
 def test_the_command_prints_the_same_with_several_processes(dpsim: Dpsim) -> None:
-    one, two = (dpsim("--sets", EXAMPLE, "--json", "--workers", count, application=build()) for count in (1, 2))
+    one, two = (dpsim("--sets", EXAMPLE, "--json", "--executor", count, application=build()) for count in (1, 2))
     assert one[0] == two[0] == 0, two[2]
     first, second = (json.loads(out) for _, out, _ in (one, two))
     assert first["points"] == second["points"] and first["summary"] == second["summary"]
@@ -142,15 +141,9 @@ def test_a_report_is_written_again_into_its_folder(dpsim: Dpsim, tmp_path: Path)
 
 def test_an_error_in_a_process_is_the_same_error(dpsim: Dpsim, tmp_path: Path) -> None:
     folder = changed_example(tmp_path, "cases/example.toml", '"nccl"', '"ncl"')
-    said = [dpsim("--sets", folder, "--workers", count, application=build()) for count in (1, 2)]
+    said = [dpsim("--sets", folder, "--executor", count, application=build()) for count in (1, 2)]
     assert said[0] == said[1] and said[0][0] == 2
     assert "case example/devices 4: unknown algorithm 'ncl'" in said[0][2] and "did you mean 'nccl'" in said[0][2]
-
-
-def test_a_process_that_ends_is_named() -> None:
-    with pytest.raises(DpsimError, match="one of 2 processes ended before its work"), workers(2) as executor:
-        assert executor is not None
-        executor.submit(os._exit, 1).result()
 
 
 def test_a_folder_without_sets_is_refused(dpsim: Dpsim, tmp_path: Path) -> None:
@@ -219,10 +212,10 @@ def test_a_folder_with_sets_and_no_case_is_refused(dpsim: Dpsim, tmp_path: Path)
     assert code == 2 and "has no cases" in err and "cases/NAME.toml" in err
 
 
-@pytest.mark.parametrize(("count", "allowed"), [("0", "1 or more"), ("two", "a whole number")])
-def test_a_number_of_workers_that_is_none_is_refused(dpsim: Dpsim, count: str, allowed: str) -> None:
-    code, _, err = dpsim("--sets", EXAMPLE, "--workers", count, application=build())
-    assert code == 2 and "--workers is" in err and allowed in err
+@pytest.mark.parametrize(("count", "allowed"), [("0", "1 or more"), ("two", "a number of processes")])
+def test_what_is_no_executor_is_refused(dpsim: Dpsim, count: str, allowed: str) -> None:
+    code, _, err = dpsim("--sets", EXAMPLE, "--executor", count, application=build())
+    assert code == 2 and "--executor is" in err and allowed in err
 
 
 def test_names_of_the_user_s_are_text_in_every_file(dpsim: Dpsim, tmp_path: Path) -> None:

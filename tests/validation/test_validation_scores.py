@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from published_files import EXPERIMENTS
 
 from dpsim.errors import ConfigError, FileFormatError
-from dpsim.launch.workers import workers
+from dpsim.launch.workers import executor
 from dpsim.model.defaults import DEFAULTS, WIDTHS
 from dpsim.model.message import message
 from dpsim.validation import contestants
@@ -292,8 +292,8 @@ def test_a_cluster_is_widened_by_what_the_others_miss() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_comes_with_dpsim_is_what_all_clusters_imply() -> None:
-    with workers(2) as executor:
-        result = validate(executor=executor)
+    with executor("2") as pool:
+        result = validate(executor=pool)
     shipped = {default.field: default.value for default in DEFAULTS}
     assert {each.field: each.value for each in result.assumed[NOBODY]} == shipped
     for width in WIDTHS:
@@ -307,8 +307,8 @@ def test_what_comes_with_dpsim_is_what_all_clusters_imply() -> None:
 def test_parts_are_predicted_alike_by_processes() -> None:
     cases = [CASES["cs336-allreduce"], CASES["bcaffe-steps"]]
     here = [row.values() for row in judged(cases, SETS)]
-    with ProcessPoolExecutor(1) as executor:
-        assert [row.values() for row in judged(cases, SETS, executor=executor)] == here
+    with ProcessPoolExecutor(1) as pool:
+        assert [row.values() for row in judged(cases, SETS, executor=pool)] == here
 
 
 @pytest.mark.parametrize(

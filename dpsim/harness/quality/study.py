@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -21,7 +21,6 @@ from dpsim.records.quality import (
     RECORD,
     RUN_SCHEMA,
     RUNS,
-    DivergencePoint,
     DivergenceResult,
     QualityPredictions,
     QualityRecord,
@@ -31,30 +30,35 @@ from dpsim.records.quality import (
     TrainingRun,
     read_quality,
 )
-from dpsim.study.cases import run_side_by_side
+from dpsim.study.cases import run_each
 from dpsim.study.environment import environment
 
 CONVERGENCE = "convergence.json"
+_FIT = "dpsim.study.runners.fit"
 
 
-def study_quality(study: QualityStudy, folder: Path, progress: Progress) -> QualityResults:
+def study_quality(
+    study: QualityStudy, folder: Path, progress: Progress, executor: Executor | None = None
+) -> QualityResults:
     """Run a study in a folder, or resume it: finished runs are kept. Writes the record and the convergence file.
 
-    Raises ``FileFormatError`` where the folder holds another study, ``ConfigError`` for an impossible setting.
+    The workers of an ``executor`` train side by side, and must see the same folder. Raises ``FileFormatError`` where
+    the folder holds another study, ``ConfigError`` for an impossible setting.
     """
     if (finished := read_results(folder)) is not None:
         _check_same(finished.record.predictions.study == study, folder / RECORD)
         return finished
-    fitted = run_all(cases(study, held_out=False), folder, progress)
-    predictions = _predictions(study, fitted, folder, progress)
-    runs = fitted | run_all(cases(study, held_out=True), folder, progress)
+    fitted = run_all(cases(study, held_out=False), folder, progress, executor)
+    predictions = _predictions(study, fitted, folder, progress, executor)
+    runs = fitted | run_all(cases(study, held_out=True), folder, progress, executor)
+    values = run_each(executor, f"{_FIT}:measured_values", study.divergence)
     record = QualityRecord(
         predictions=predictions,
         predictions_sha256=codec.digest(predictions),
         environment=environment(),
         measured_until=stamp(),
         runs=tuple(runs.values()),
-        divergence=tuple(map(tuple, _divergences(study, progress, measured=True))),
+        divergence=tuple(values),
     )
     derived = results(record)
     codec.write(folder / CONVERGENCE, derived.convergence)
@@ -67,7 +71,7 @@ def path_of(folder: Path, case: TrainingCase) -> Path:
     return folder / RUNS / f"{codec.digest(case)[:20]}.json"
 
 
-def run_all(cases: Sequence[TrainingCase], folder: Path, progress: Progress) -> Runs:
+def run_all(cases: Sequence[TrainingCase], folder: Path, progress: Progress, executor: Executor | None = None) -> Runs:
     """Return the runs of the cases: those in the folder are read, the others trained and saved there one by one.
 
     Raises ``FileFormatError`` for a damaged run, and what a training raises; runs that are finished stay.
@@ -75,8 +79,10 @@ def run_all(cases: Sequence[TrainingCase], folder: Path, progress: Progress) -> 
     missing = [case for case in cases if not path_of(folder, case).exists()]
     if missing:
         progress(f"{len(missing)} trainings to do, {len(cases) - len(missing)} finished before")
-        files = [str(path_of(folder.resolve(), case)) for case in missing]
-        run_side_by_side("dpsim.study.runners.fit:trainings", missing, progress, files=files)
+        tasks = [(case, path_of(folder.resolve(), case)) for case in missing]
+        for number, _ in enumerate(run_each(executor, f"{_FIT}:train_into", tasks), start=1):
+            if number % 10 == 0 or number == len(missing):
+                progress(f"{number} of {len(missing)} trainings")
     return {case: _read(path_of(folder, case), case) for case in cases}
 
 
@@ -105,7 +111,9 @@ def _check_same(same: bool, path: Path) -> None:
         )
 
 
-def _predictions(study: QualityStudy, fitted: Runs, folder: Path, progress: Progress) -> QualityPredictions:
+def _predictions(
+    study: QualityStudy, fitted: Runs, folder: Path, progress: Progress, executor: Executor | None
+) -> QualityPredictions:
     """The predictions in the folder, else new ones, which are written before any held-out run."""
     path = folder / PREDICTIONS
     if path.exists():
@@ -118,19 +126,12 @@ def _predictions(study: QualityStudy, fitted: Runs, folder: Path, progress: Prog
         study=study,
         predicted_at=stamp(),
         gap=tuple(predict_gap(each, fitted) for each in study.gap),
-        divergence=tuple(
-            tuple(codec.decode(point, DivergencePoint, "predicted divergence") for point in points)
-            for points in _divergences(study, progress, measured=False)
-        ),
+        divergence=tuple(run_each(executor, f"{_FIT}:predicted", study.divergence)),
         steps_to_target=tuple(predict_steps(each, fitted) for each in study.steps_to_target),
     )
     predictions = msgspec.structs.replace(predictions, predicted_at=stamp())
     codec.write_record(path, predictions)
     return codec.read(path, QualityPredictions, "quality predictions", PREDICTIONS_SCHEMA)
-
-
-def _divergences(study: QualityStudy, progress: Progress, *, measured: bool) -> Any:
-    return run_side_by_side("dpsim.study.runners.fit:divergences", study.divergence, progress, measured=measured)
 
 
 def _damage(record: QualityRecord, runs: Runs) -> str | None:

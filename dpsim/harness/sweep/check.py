@@ -11,13 +11,13 @@ from typing import Any
 from dpsim import codec
 from dpsim.errors import ConfigError, DpsimError, FileFormatError, FormatVersionError
 from dpsim.harness.sweep.compare import compare
-from dpsim.harness.sweep.experiment import needed_for, predict_again, predict_beforehand
+from dpsim.harness.sweep.experiment import predict_beforehand, predict_from
 from dpsim.harness.sweep.packed import PACKED, Swept, read
-from dpsim.harness.sweep.sweep import blind_predictions, read_swept
+from dpsim.harness.sweep.sweep import read_swept
 from dpsim.model.version import MODEL_VERSION
 from dpsim.records.checked import SAME, Checked, CheckedPoint, CheckedRecord
 from dpsim.records.sweep import Predictions, Results, read_predictions
-from dpsim.study.inputs import SCHEMA, Inputs, prepared
+from dpsim.study.inputs import SCHEMA, Inputs
 
 _NOTHING_S = 1e-15
 """Times that differ by less are the same."""
@@ -80,7 +80,7 @@ def check_records(predictions: Predictions, results: Results, blind: Predictions
             "blind.json",
             blind,
             results.blind_sha256,
-            lambda: blind_predictions(predictions, inputs),
+            lambda: predict_from(predictions, inputs, same_minutes=True),
         ),
     }
     records, damage = [content], [] if len(versions) == 1 else [f"its files are of models {_listed(versions)}"]
@@ -109,8 +109,7 @@ def _beforehand_again(predictions: Predictions, inputs: Inputs, *, same_model: b
     """Predict from what was measured before the first sample; another model predicts the settings that were chosen."""
     if same_model:
         return predict_beforehand(predictions.experiment, inputs)
-    needed = needed_for(predictions.experiment, inputs.environment)
-    return predict_again(predictions, prepared(needed.settings, inputs.early()))
+    return predict_from(predictions, inputs, same_minutes=False)
 
 
 def _checked(what: str, file: str, stated: Predictions, today: Predictions, sha256: str) -> CheckedRecord:

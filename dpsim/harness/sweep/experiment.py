@@ -13,6 +13,7 @@ from dpsim.data import load_dataset
 from dpsim.dates import stamp
 from dpsim.fields import shared
 from dpsim.grouping import grouped
+from dpsim.harness.sweep.parts import joined_predictions, parts_of, split
 from dpsim.harness.sweep.questions import QUESTIONS
 from dpsim.harness.sweep.scores import PROPORTIONAL
 from dpsim.machine import FusionCosts, Machine
@@ -90,8 +91,26 @@ def predict_experiment(experiment: Experiment, prepared: Prepared, environment: 
 
 def predict_beforehand(experiment: Experiment, inputs: Inputs) -> Predictions:
     """Predict every point from what was profiled and calibrated before the first measured sample, and nothing else."""
+    if inputs.parts:
+        parts = zip(parts_of(experiment), inputs.parts, strict=True)
+        return joined_predictions(experiment, [predict_beforehand(part, of_part) for part, of_part in parts])
     needed = needed_for(experiment, inputs.environment)
     return predict_experiment(experiment, prepared(needed.settings, inputs.early()), inputs.environment)
+
+
+def predict_from(predictions: Predictions, inputs: Inputs, *, same_minutes: bool) -> Predictions:
+    """Predict the settings of other predictions from what was profiled and calibrated before the first sample.
+
+    With ``same_minutes`` from what was in turns with the samples. Nothing else is read.
+    """
+    if inputs.parts:
+        parts = zip(split(predictions), inputs.parts, strict=True)
+        again = [predict_from(part, of_part, same_minutes=same_minutes) for part, of_part in parts]
+        joined = joined_predictions(predictions.experiment, again)
+        return msgspec.structs.replace(joined, mechanisms=predictions.mechanisms)
+    settings = needed_for(predictions.experiment, predictions.environment).settings
+    taken = inputs.late() if same_minutes else inputs.early()
+    return predict_again(predictions, prepared(settings, taken, same_minutes=same_minutes))
 
 
 def predict_again(predictions: Predictions, prepared: Prepared) -> Predictions:

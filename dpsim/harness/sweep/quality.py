@@ -11,6 +11,7 @@ from dpsim.errors import ConfigError
 from dpsim.harness.quality.fits import cases
 from dpsim.harness.quality.study import read_results, study_quality
 from dpsim.harness.sweep.norms import NORM_FIELDS
+from dpsim.launch.workers import executor
 from dpsim.nn.tokens import MODELS, parse_model
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.progress import Progress
@@ -21,6 +22,7 @@ from dpsim.units import format_duration
 
 QUALITY = "quality"
 """The folder of the study inside that of the sweep."""
+_SIDE_BY_SIDE = 2
 _GLOBAL_BATCH = 64
 _FITTED, _HELD_OUT = (2, 16), (4, 8, 32)
 _STEPS_FITTED, _STEPS_HELD_OUT = (32, 128, 256), (16, 64, 512)
@@ -54,7 +56,8 @@ def measure_quality(study: QualityStudy, predictions: Predictions, folder: Path,
     """
     if not (folder / QUALITY / RECORD).exists():
         progress(_time_text(study, predictions))
-    return study_quality(study, folder / QUALITY, progress)
+    with executor(f"{_SIDE_BY_SIDE}") as pool:
+        return study_quality(study, folder / QUALITY, progress, pool)
 
 
 def _time_text(study: QualityStudy, predictions: Predictions) -> str:
@@ -66,8 +69,8 @@ def _time_text(study: QualityStudy, predictions: Predictions) -> str:
     total_s = statistics.median(of_sample) * sum(case.steps * case.global_batch for case in trained)
     early = ", and less where they reach the target loss early" if study.steps_to_target else ""
     return (
-        f"the quality: {len(trained)} trainings, {min(2, cores())} at a time, take about "
-        f"{format_duration(total_s / min(2, cores()))} on a quiet machine{early}"
+        f"the quality: {len(trained)} trainings, {_SIDE_BY_SIDE} at a time, take about "
+        f"{format_duration(total_s / min(_SIDE_BY_SIDE, cores()))} on a quiet machine{early}"
     )
 
 

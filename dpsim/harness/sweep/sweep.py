@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -19,8 +20,9 @@ from dpsim.harness.quality.fits import cases
 from dpsim.harness.sweep.compare import compare, with_groups
 from dpsim.harness.sweep.coverage import residuals
 from dpsim.harness.sweep.drift import DRIFT, drift, read_drift
-from dpsim.harness.sweep.experiment import needed_for, predict_again
+from dpsim.harness.sweep.experiment import needed_for, predict_from
 from dpsim.harness.sweep.packed import PACKED, read
+from dpsim.harness.sweep.parts import joined_inputs
 from dpsim.harness.sweep.quality import QUALITY, measure_quality, read_quality, study_of
 from dpsim.harness.sweep.questions import completed
 from dpsim.model import past
@@ -32,6 +34,7 @@ from dpsim.records.quality import RECORD, QualityStudy
 from dpsim.records.sweep import (
     Environment,
     Experiment,
+    MeasuredPart,
     Predictions,
     Results,
     read_experiment,
@@ -42,12 +45,14 @@ from dpsim.report.sweep.write import write_report
 from dpsim.setting import FIELDS, Grid
 from dpsim.study.cases import run
 from dpsim.study.environment import environment
-from dpsim.study.inputs import Inputs, networks_of, preparation_s, prepared
+from dpsim.study.inputs import networks_of, preparation_s, seconds_of_kind
 from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.task import Samples, SweepTask, samples_before
 from dpsim.study.time_limit import FEWEST_ROUNDS, first_rounds_text, limit_s
 
 _SAMPLES = "samples.json"
+ARRAY = "array.json"
+"""The file of a folder whose sweep is measured by a job array (``dpsim.harness.sweep.array``)."""
 _REPORT_S, _BUSY_REPORT_S = 10.0, 30.0
 """About what starting the ranks and writing the report take, on a quiet machine and beside others."""
 
@@ -77,7 +82,7 @@ class Study:
     quality: QualityStudy | None = None
 
     @classmethod
-    def of(cls, declared: Experiment) -> Study:
+    def of(cls, declared: Experiment) -> Self:
         """Return the study of a declared experiment, with its defaults filled in. Raises ``ConfigError``."""
         experiment = completed(declared)
         quality = study_of(experiment) if experiment.settings else None  # impossible settings are refused first
@@ -119,7 +124,7 @@ class Study:
             finished = self.finished(folder)
             predictions = self.existing(folder)
             if predictions is None or not (folder / "results.json").exists():
-                current = environment()
+                current = self.environment(folder)
                 write_results(folder, current, self.samples(predictions, current, folder, progress))
                 self.forget_samples(folder)
                 predictions = read_predictions(folder / "predictions.json")
@@ -138,6 +143,15 @@ class Study:
                 write_report(folder, swept)
             return swept
 
+    def environment(self, folder: Path) -> Environment:
+        """Return where the samples in the folder are taken: here."""
+        return environment()
+
+    @property
+    def preparing_s(self) -> float:
+        """The seconds for which each kind of computation is profiled and calibrated beforehand, or twice that."""
+        return seconds_of_kind(self.experiment.budget_s)
+
     def samples(
         self, predictions: Predictions | None, current: Environment, folder: Path, progress: Progress
     ) -> list[Samples]:
@@ -153,7 +167,8 @@ class Study:
             before = samples_before(path, predictions, progress)
             check_same_machine(predictions, current, folder)
         widths = all_widths(past.load(current.processor, current.cores))
-        needed = msgspec.structs.replace(needed_for(self.experiment, current), widths=widths)
+        needed = needed_for(self.experiment, current)
+        needed = msgspec.structs.replace(needed, widths=widths, seconds=self.preparing_s)
         task = SweepTask(
             experiment=self.experiment,
             needed=needed,
@@ -179,7 +194,7 @@ def sweep(experiment: Experiment, folder: Path, progress: Progress) -> SweepData
 def plan_text(of: Study) -> str:
     """Return how many settings a sweep measures, and about how long all of it takes."""
     experiment, settings, study, trainings = of.experiment, of.experiment.settings, of.quality, ""
-    prepare_s, report_s = preparation_s(settings, experiment.budget_s), _REPORT_S
+    prepare_s, report_s = preparation_s(settings, of.preparing_s), _REPORT_S
     total_s = prepare_s + experiment.budget_s + report_s
     times = 1 + any(setting.emulated_compute for setting in settings)
     if study is not None:
@@ -210,6 +225,12 @@ def existing_predictions(folder: Path, experiment: Experiment) -> Predictions | 
     path = folder / "predictions.json"
     if not path.exists():
         files = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        if ARRAY in files:
+            raise ConfigError(
+                f"the folder {folder} holds a sweep that a job array measures",
+                allowed="a new or empty folder",
+                remedy="give --array to go on with it, or choose another folder with --output",
+            )
         if files:
             raise ConfigError(
                 f"the folder {folder} is not empty ({', '.join(files[:4])}) and holds no sweep of dpsim",
@@ -238,31 +259,28 @@ def _declared_values(experiment: Experiment) -> dict[str, str]:
     }
 
 
-def blind_predictions(predictions: Predictions, inputs: Inputs) -> Predictions:
-    """Predict what was measured from what was profiled and calibrated in turns with it, and nothing else."""
-    needed = needed_for(predictions.experiment, predictions.environment)
-    return predict_again(predictions, prepared(needed.settings, inputs.late(), same_minutes=True))
-
-
 def write_results(folder: Path, current: Environment, measured: Sequence[Samples]) -> None:
-    """Write the samples of all places as ``results.json``.
+    """Write the samples of all places, or of all parts, as ``results.json``.
 
     Before it what was profiled and calibrated in turns with them is written, and the blind predictions from that.
     """
     predictions, inputs, blind = read_predictions(folder / "predictions.json"), measured[-1].inputs, None
+    parts = [samples for samples in measured if samples.experiment != predictions.experiment]
+    if parts:
+        inputs = joined_inputs([samples.inputs for samples in parts if samples.inputs is not None])
     if inputs is not None:
         inputs = inputs.with_medians()
         codec.write_record(folder / "inputs.json", inputs)
-        codec.write_record(folder / "blind.json", blind_predictions(predictions, inputs))
+        codec.write_record(folder / "blind.json", predict_from(predictions, inputs, same_minutes=True))
         blind = read_predictions(folder / "blind.json")
     experiment, points = predictions.experiment, [point for samples in measured for point in samples.points]
     others = [point for point in points if point.setting.runtime in experiment.other_runtimes]
     results = Results(
         experiment=experiment,
         environment=current,
-        predictions_sha256=measured[0].predictions_sha256,
+        predictions_sha256=codec.digest(predictions) if parts else measured[0].predictions_sha256,
         predicted_at=predictions.predicted_at,
-        measured_from=measured[0].measured_from,
+        measured_from=min(samples.measured_from for samples in measured),
         measured_until=stamp(),
         points=tuple(point for point in points if point not in others),
         recording_s_per_event=measured[0].recording_s_per_event,
@@ -270,6 +288,10 @@ def write_results(folder: Path, current: Environment, measured: Sequence[Samples
         inputs_sha256="" if inputs is None else codec.digest(inputs),
         blind_sha256="" if blind is None else codec.digest(blind),
         model_version=predictions.model_version,
+        parts=tuple(
+            MeasuredPart(predictions_sha256=samples.predictions_sha256, measured_from=samples.measured_from)
+            for samples in parts
+        ),
     )
     codec.write_record(folder / "results.json", with_groups(results, predictions, blind))
 

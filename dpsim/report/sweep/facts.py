@@ -63,6 +63,7 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
         ("recording", _recording(results)),
         ("A/A noise", "; ".join(noise)),
         ("predicted intervals", _intervals(comparison)),
+        ("parts", _parts(results)),
         ("predicted beforehand at", comparison.predicted_at),
         ("predicted from the same minutes at", _blind(comparison)),
         ("measured", f"{comparison.measured_from} to {comparison.measured_until}"),
@@ -90,6 +91,15 @@ def _clean(comparison: Comparison) -> str:
     return (
         f"{percent(share)} of the samples were clean (at least {percent(least)} of each configuration's); medians and "
         "intervals are of these"
+    )
+
+
+def _parts(results: Results) -> str:
+    """Return what several jobs did apart; nothing where one job measured."""
+    parts = "; ".join(f"{part.predictions_sha256[:12]}, measured from {part.measured_from}" for part in results.parts)
+    return parts and (
+        f"{len(results.parts)}, each in a job of its own, whose settings took turns, and whose predictions were hashed "
+        f"before its first sample. SHA-256 of each: {parts}"
     )
 
 

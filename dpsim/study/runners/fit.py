@@ -1,4 +1,4 @@
-"""The runner of fits: ranks side by side, each alone, train and measure the statistics of batch norms."""
+"""The fits of a study of quality: each trains alone, or measures the statistics of batch norms."""
 
 from __future__ import annotations
 
@@ -28,11 +28,9 @@ from dpsim.model.statistics_divergence import (
 from dpsim.nn import build_model
 from dpsim.nn.layer import tree_sum
 from dpsim.nn.network import Network, NoEvents
-from dpsim.progress import Progress
 from dpsim.records.quality import DivergencePoint, DivergenceStudy, Evaluation, TrainingCase, TrainingRun
 from dpsim.replica import Array, Batch
 from dpsim.runtime.trainer import Trainer
-from dpsim.study.cases import share
 from dpsim.study.rows import rounded
 
 Values = NDArray[np.float64]
@@ -171,7 +169,7 @@ def _moments(inputs: Mapping[str, Array]) -> Moments:
     return {name: (x.mean(axis=1), (x * x).mean(axis=1)) for name, x in inputs.items()}
 
 
-def predicted(study: DivergenceStudy) -> list[DivergencePoint]:
+def predicted(study: DivergenceStudy) -> tuple[DivergencePoint, ...]:
     """Return the predicted divergence at every local batch, norm and statistic.
 
     The spread is that of a pass in which all samples were normalised together. With local statistics in the norms
@@ -197,7 +195,7 @@ def predicted(study: DivergenceStudy) -> list[DivergencePoint]:
                         independent_rows=null[statistic],
                     )
                 )
-    return points
+    return tuple(points)
 
 
 def of_samples(study: DivergenceStudy) -> dict[str, Spread]:
@@ -239,27 +237,13 @@ def measured(study: DivergenceStudy, local_batches: Sequence[int], first: int) -
     ]
 
 
-def trainings(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
-    """Train ``argument["cases"]``, and save each run to its file of ``argument["files"]`` as soon as it is finished."""
-    own = share([*zip(argument["cases"], argument["files"], strict=True)], comm.rank, comm.size)
-    for number, (case, file) in enumerate(own, start=1):
-        codec.write(Path(file), train(codec.decode(case, TrainingCase, "training")))
-        if number % 10 == 0 or number == len(own):
-            report(f"{number} of {len(own)} trainings on this core (of {comm.size})")
+def train_into(task: tuple[TrainingCase, Path]) -> None:
+    """Train a case, and save its run to the file as soon as it is finished."""
+    case, file = task
+    codec.write(file, train(case))
 
 
-def divergences(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any]:
-    """Return the divergence of each case, a study: predicted points; with ``argument["measured"]`` their values.
-
-    The values are in the order of the points, over other global batches than those of the prediction.
-    """
-    own = {}
-    for number, case in share([*enumerate(argument["cases"])], comm.rank, comm.size):
-        study = codec.decode(case, DivergenceStudy, "divergence study")
-        if argument["measured"]:
-            by_batch = measured(study, study.local_batches, study.batches)
-            own[number] = [value for norms in by_batch for each in norms.values() for value in each.values()]
-        else:
-            own[number] = codec.to_builtins(predicted(study))
-    results = {number: value for part in comm.allgather(own) for number, value in part.items()}
-    return [results[number] for number in range(len(results))]
+def measured_values(study: DivergenceStudy) -> tuple[float, ...]:
+    """Return what is measured at the points of ``predicted``, over other global batches than those it rests on."""
+    by_batch = measured(study, study.local_batches, study.batches)
+    return tuple(value for norms in by_batch for each in norms.values() for value in each.values())
