@@ -30,6 +30,7 @@ _MARKS = {
     ".svg": rb"<!-- dpsim -->\s*\Z",
     ".parquet": rb"\APAR1",
     "checkpoint": rb"dpsim\.checkpoint/",
+    "packed": rb"\A\xfd7zXZ\x00",
 }
 """What files of dpsim have in them, by kind, or by the endings of their names. JSON has a ``schema``, CSV columns."""
 _HEAD_BYTES, _SEARCHED_BYTES = 16, 2**22
@@ -44,6 +45,7 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "inputs.json": "inputs",
             "samples.json": "samples",
             "array.json": "array",
+            "records.json.xz": "packed",
         },
     ),
     "bench": ("a benchmark of allreduce", {"allreduce.json": "bench"}),

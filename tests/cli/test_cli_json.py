@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,8 +107,13 @@ def test_trace(dpsim: Dpsim, folder: Path) -> None:
     assert json.loads(trace.read_text())["traceEvents"]
 
 
-def test_a_page_and_a_trace_of_a_report_whose_records_are_one_file(dpsim: Dpsim, tmp_path: Path) -> None:
-    swept, trace, page = EXPERIMENTS.parent / "reports" / "shaped-4", tmp_path / "trace.json", tmp_path / "page.html"
+def test_a_report_whose_records_are_one_file_is_written_again_with_a_page_and_a_trace(
+    dpsim: Dpsim, tmp_path: Path
+) -> None:
+    swept, trace, page = tmp_path / "shaped-4", tmp_path / "trace.json", tmp_path / "page.html"
+    shutil.copytree(EXPERIMENTS.parent / "reports" / "shaped-4", swept)
+    (swept / "report.md").unlink()
+    assert dpsim("report", swept)[0] == 0 and (swept / "report.md").exists()
     shown = _object(dpsim, "report", swept, "--trace", "--output", trace)
     assert shown["summary"]["timelines"] == ["measured", "predicted"]
     assert dpsim("report", swept, "--page", page)[0] == 0 and "of its report" in page.read_text()
