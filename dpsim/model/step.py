@@ -35,6 +35,7 @@ from dpsim.timeline import EXPOSED_S, Timeline
 from dpsim.workload import Workload
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 class Prediction(Noun, frozen=True):
@@ -187,14 +188,22 @@ def price(schedule: Schedule, machine: Machine, factors: Factors = EXACT) -> Pri
     if machine.network and sums[EXPOSED_S] > 0:
         exposed_s = float(sums[EXPOSED_S])
         hidden = min(exposed_s, hidden_s(Network.parse(machine.network), schedule, step_s - exposed_s))
-        step_s -= hidden
-        sums[EXPOSED_S] -= hidden
+        if hidden > 0:
+            times, step_s = _shortened(times, schedule.gradient_collectives, hidden), step_s - hidden
+            sums[EXPOSED_S] -= hidden
     if plan.data_devices > 1 and schedule.buckets and not extrapolated:
         sizes = schedule.summed_bytes
         extrapolated = bool(len(sizes)) and bool(sizes.min() < first_bytes or sizes.max() > last_bytes)
     input_s = _waiting_for_input_s(workload, plan, step_s)
     waiting_s = priced.waiting_s
     return PricedStep(machine, schedule, times, sums, float(step_s) + input_s, extrapolated, waiting_s, input_s)
+
+
+def _shortened(times: Floats, collectives: Ints, hidden: float) -> Floats:
+    """Return the instants of operations where the collectives together take that much less, each in proportion."""
+    first_s, last_s = float(times[0, collectives].min()), float(times[1, collectives].max())
+    shorter: Floats = np.interp(times, [0.0, first_s, last_s], [0.0, first_s, last_s - hidden])
+    return np.where(times > last_s, times - hidden, shorter)
 
 
 def step_times(workload: Workload, machine: Machine, plans: Iterable[Plan]) -> Floats:

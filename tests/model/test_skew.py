@@ -13,7 +13,7 @@ from dpsim.machine import AllreduceCost, Machine
 from dpsim.model import predict
 from dpsim.model.conditions import seconds_a_byte
 from dpsim.model.skew import hidden_s
-from dpsim.model.step import scheduled
+from dpsim.model.step import price, scheduled
 from dpsim.network import Network
 from dpsim.plan import Plan
 from dpsim.schedule import Schedule
@@ -94,6 +94,8 @@ def test_the_predicted_step_and_its_exposed_communication_are_shorter_by_it() ->
         predict(workload(), each, plan) for each in (known, msgspec.structs.replace(known, network="shaped:4x100mbit"))
     )
     assert even.step_s - uneven.step_s == pytest.approx(CHUNK_S)
+    priced = price(scheduled(workload(), known, plan), known)
+    assert priced.times[1].max() == pytest.approx(uneven.step_s)
     assert even.exposed_communication_s - uneven.exposed_communication_s == pytest.approx(CHUNK_S)
 
 
