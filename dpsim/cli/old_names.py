@@ -45,7 +45,8 @@ NEW_FLAGS: dict[str, dict[str, str]] = {
         "--reproducible": "--set leaves=8",
     },
     "train": {"--nesterov": "--set nesterov=yes"},
-    **{name: {"--torch-module": "--torch-script"} for name in ("explain", "profile", "reproduce", "sweep", "tune")},
+    "sweep": {"--reproducible": "--set leaves=8", "--torch-module": "--torch-script"},
+    **{name: {"--torch-module": "--torch-script"} for name in ("explain", "profile", "reproduce", "tune")},
 }
 """By a command, old or of today, the new spelling of its flags that are gone; others are passed on as they were typed.
 

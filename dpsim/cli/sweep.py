@@ -44,7 +44,7 @@ SHOWN = (
 
 QUESTIONS = {
     "fusion-threshold": "global_batch fusion_threshold_bytes... overlap",
-    "devices": "global_batch local_batch fusion_threshold_bytes overlap batch_norm reproducible leaves steps",
+    "devices": "global_batch local_batch fusion_threshold_bytes overlap batch_norm leaves steps",
     "local-batch": "local_batch... global_batch... fusion_threshold_bytes overlap batch_norm target_loss",
     "batch-norm": "batch_norm... local_batch... global_batch... overlap seeds epochs",
 }

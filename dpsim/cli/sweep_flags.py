@@ -9,9 +9,9 @@ from dpsim.cli import flags
 
 class SweepFlags(
     flags.Flags,
-    of="model dataset devices... global_batch... local_batch... fusion_rule fusion_threshold_bytes..."
+    of="model dataset devices... global_batch... local_batch... fusion_threshold_bytes..."
     " algorithm... batch_norm... network... compute",
-    by_set="overlap leaves wire_dtype compute_dtype seed runtime...",
+    by_set="fusion_rule overlap leaves wire_dtype compute_dtype seed runtime...",
 ):
     """The flags of what is compared, and of the run."""
 
@@ -26,7 +26,6 @@ class SweepFlags(
         "Batch norm's statistics: local, leaf, global. The question batch-norm takes a list, and none, group, instance "
         "or layer in its place."
     )
-    reproducible: flags.Reproducible = None
     steps: int | None = flags.flag("With devices: steps to train on each number, to see the divergence (50).")
     target_loss: float | None = flags.flag(
         "With local-batch: train to this loss on the training set too: how many steps, how much time?"
