@@ -152,7 +152,9 @@ def failure(code: int, state: JobState, devices: int) -> DpsimError:
             "hydra_pmi_proxy, by which mpiexec starts the ranks, ended before them",
             remedy=f"see what it printed above; if that is nothing, {_OUTSIDE}",
         )
-    for crashed, text in state.faults.items():
+    killed_before = state.reported_signal == signal.SIGKILL and state.first_ended not in (None, *state.faults)
+    faults = {} if killed_before else state.faults  # of ranks that talked to the killed one
+    for crashed, text in faults.items():
         for words, signal_number in _FAULTS.items():
             if text.startswith(f"Fatal Python error: {words}"):
                 return _killed([crashed], signal_number, devices, text)

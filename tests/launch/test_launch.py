@@ -244,6 +244,14 @@ def test_a_rank_that_cannot_print_for_its_proxy_has_ended_is_no_cause() -> None:
     assert "hydra_pmi_proxy" in str(failure_report.failure(255, state, 4))
 
 
+def test_a_rank_that_crashes_after_another_was_killed_is_no_cause() -> None:
+    crash = "Fatal Python error: Segmentation fault"
+    state = JobState(reported_signal=signal.SIGKILL, first_ended=0, faults={1: crash}, pids={0: ("a", 1), 1: ("a", 2)})
+    assert "rank 0 of 2 was killed by SIGKILL" in str(failure_report.failure(137, state, 2))
+    state.reported_signal = signal.SIGSEGV
+    assert "rank 1 of 2 was killed by SIGSEGV" in str(failure_report.failure(139, state, 2))
+
+
 def test_what_is_no_job_is_a_mistake(on_ranks: OnRanks) -> None:
     with pytest.raises(ConfigError, match="devices is 0"):
         jobs.on_ranks("launch_tasks:echo", {}, devices=0)
