@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable
@@ -126,6 +127,7 @@ class Network(Noun, frozen=True):
         return "direct" if wire_dtype in SIXTEEN_BITS else "ring"
 
     @staticmethod
+    @functools.lru_cache(maxsize=256)  # every price of a step asks
     def parse(token: str) -> Network:
         """Parse ``node``, ``paced:50us,1gbit`` or ``shaped:4x200mbit+slow-host=50%``. Raises ``ConfigError``."""
         if token == NODE:

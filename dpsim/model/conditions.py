@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import Collective, CollectiveKind
 from dpsim.comm.message_program import Program, lower
 from dpsim.comm.message_steps import step_list
@@ -74,6 +75,12 @@ def seconds_a_byte(network: Network, collective: Collective) -> float:
     return seconds
 
 
+def share_on_the_wire(collective: Collective) -> float:
+    """Return the bytes in messages for each byte of data that is added up."""
+    halved = ALGORITHMS.find(collective.algorithm).sixteen_bit_messages
+    return wire_share(collective.wire_dtype) if halved else 1.0
+
+
 def messages_of(collective: Collective) -> tuple[tuple[tuple[int, int, float], ...], ...]:
     """Return the messages of each round of a collective: (from, to, share of the data)."""
     return _rounds(collective.kind, _STANDS_FOR.get(collective.algorithm, collective.algorithm), collective.devices)
@@ -112,7 +119,7 @@ def _changed(table: Table, network: Network) -> Table:
     ratio = _ratio(network, table.collective)
     rounds = min(line.alpha for line in lines_of(table.collective, table.devices, 1))
     times = np.array(table.time_s)
-    on_wire = np.array(table.sizes_bytes, float) * wire_share(table.wire_dtype)
+    on_wire = np.array(table.sizes_bytes, float) * share_on_the_wire(table.collective)
     wire_s = on_wire * seconds_a_byte(network.plain, table.collective)
     slower = times + (ratio - 1) * np.minimum(wire_s, times)
     slower += rounds * (network.condition("delay") or 0.0)

@@ -11,10 +11,8 @@ import functools
 import math
 from collections.abc import Sequence
 
-from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import Collective
-from dpsim.model.conditions import messages_of, path, rates, seconds_a_byte
-from dpsim.model.formulas import wire_share
+from dpsim.model.conditions import messages_of, path, rates, seconds_a_byte, share_on_the_wire
 from dpsim.network import Network
 from dpsim.schedule import Schedule
 from dpsim.strategy import DataParallel
@@ -36,8 +34,7 @@ def hidden_s(network: Network, schedule: Schedule, computation_s: float) -> floa
     if not conditions & _UNEVEN or (plan.overlap, plan.strategy, plan.leaves) != ("off", DataParallel.name, 0):
         return 0.0
     collective = plan.collective
-    halved = ALGORITHMS.find(collective.algorithm).sixteen_bit_messages
-    sizes = schedule.summed_bytes * (wire_share(collective.wire_dtype) if halved else 1.0)
+    sizes = schedule.summed_bytes * share_on_the_wire(collective)
     in_turn_s = computation_s + float(sizes.sum()) * seconds_a_byte(network, collective)
     return max(0.0, in_turn_s - _period_s(network, collective, tuple(sizes.tolist()), computation_s))
 
