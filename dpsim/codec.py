@@ -54,7 +54,9 @@ def _no_inf(value: Any) -> Any:
             return None
         return "inf" if value > 0 else "-inf"
     if isinstance(value, dict):
-        return {k: _no_inf(v) for k, v in value.items()}
+        return {
+            k: v if type(v) in _PLAIN and v not in _INFINITE and v == v else _no_inf(v) for k, v in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [v if type(v) in _PLAIN and v not in _INFINITE and v == v else _no_inf(v) for v in value]
     return value
@@ -105,7 +107,8 @@ def convert(raw: Any, kind: type[Kind], *, strict: bool = True) -> Kind:
 
 def to_json(value: Any, *, indent: int | None = 1) -> str:
     """Return JSON text of a noun or of plain values; always valid JSON (no NaN, no Infinity)."""
-    return json.dumps(to_builtins(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(to_builtins(value), ensure_ascii=False, allow_nan=False)
+    return text if indent is None else msgspec.json.format(text, indent=indent)
 
 
 def digest(value: Any) -> str:
@@ -202,8 +205,12 @@ def write_output(path: Path, data: bytes) -> None:
 
 def write(path: Path, value: Any) -> None:
     """Write a noun as JSON, atomically, with each column of numbers on a line of its own."""
-    text = _COLUMN.sub(lambda column: re.sub(r"\n *", "", column[0]), to_json(value))
-    write_text(path, text + "\n")
+    write_json(path, to_json(value))
+
+
+def write_json(path: Path, text: str) -> None:
+    """Write the text of ``to_json``, atomically, with each column of numbers on a line of its own."""
+    write_text(path, _COLUMN.sub(lambda column: re.sub(r"\n *", "", column[0]), text) + "\n")
 
 
 def write_record(path: Path, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -29,7 +30,7 @@ DEFAULT_LEAVES = 8
 MOST_LEAVES = 4096
 
 
-class Plan(Noun, frozen=True):
+class Plan(Noun, frozen=True, dict=True):
     """How a workload is run on ``devices`` devices.
 
     ``fusion_rule`` is one of ``dpsim.fusion_rules``, ``algorithm`` one of ``dpsim.algorithms``.
@@ -165,22 +166,22 @@ class Plan(Noun, frozen=True):
         """Samples a device computes at once, on average (an unequal share is a fraction here)."""
         return self.global_batch / (self.data_devices * self.accumulate)
 
-    @property
+    @functools.cached_property
     def parallelism(self) -> Strategy:
         """The strategy with its settings."""
         return parse_strategy(self.strategy)
 
-    @property
+    @functools.cached_property
     def data_devices(self) -> int:
         """The devices that the samples of a step are divided among: all, or as many as each rank class has."""
         return self.devices // self.parallelism.classes
 
-    @property
+    @functools.cached_property
     def replicas(self) -> int:
         """How many groups of neighbours divide a copy of the parameters each, where the strategy is sharded."""
         return self.parallelism.replicas if self.data_devices > 1 else 1
 
-    @property
+    @functools.cached_property
     def shard_devices(self) -> int:
         """The devices of each of the ``replicas``."""
         return self.data_devices // self.replicas
@@ -209,13 +210,13 @@ class Plan(Noun, frozen=True):
         """The wire dtype of the cost tables that price this plan: what travels as it is counts as float32."""
         return self.wire_dtype or "float32"
 
-    @property
+    @functools.cached_property
     def data_layout(self) -> Layout:
         """The layout of the devices that have the same layers."""
         parts = self.parallelism.parts
         return self.layout.group(self.data_devices * parts).spread(parts)
 
-    @property
+    @functools.cached_property
     def collective(self) -> Collective:
         """What adds up the plan's gradients over the devices that have the same layers, or share a copy of them."""
         return Collective(
@@ -226,18 +227,18 @@ class Plan(Noun, frozen=True):
             kind=self.parallelism.gradient_collective,
         )
 
-    @property
+    @functools.cached_property
     def of_all_data(self) -> Collective:
         """The same over all devices that have the same layers: several copies of them too."""
         return msgspec.structs.replace(self.collective, devices=self.data_devices, layout=self.data_layout)
 
-    @property
+    @functools.cached_property
     def between_replicas(self) -> Collective:
         """What adds up a shard over the copies of the parameters."""
         apart = self.data_layout.spread(self.shard_devices)
         return msgspec.structs.replace(self.collective, devices=self.replicas, layout=apart, kind="allreduce")
 
-    @property
+    @functools.cached_property
     def joining(self) -> Collective:
         """What adds up what the parts of a stage compute, one device of each: along a tree, as their bits ask for.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,17 +153,17 @@ class Schedule:
         gathers = np.flatnonzero(of_class & (self.kind == ALL_GATHER_EVENT))
         return len(gathers) > 0 and bool(gathers[0] < updates[0])
 
-    @property
+    @functools.cached_property
     def lane(self) -> NDArray[np.int8]:
         """``COMMUNICATION_LANE`` for a collective or a receive, else ``COMPUTE_LANE``, where a send takes no time."""
         return _LANES[self.kind]
 
-    @property
+    @functools.cached_property
     def gradient_collectives(self) -> Ints:
         """The collectives that add up buckets of gradients, in the order in which they are sent."""
         return np.flatnonzero(self.kind == (REDUCE_SCATTER_EVENT if self.sharded else ALLREDUCE_EVENT))
 
-    @property
+    @functools.cached_property
     def summed_bytes(self) -> Ints:
         """The bytes of each bucket as it is added up, above 0; those of its gradients where nothing is."""
         sums, sizes = self.gradient_collectives, self.bucket_size_bytes.copy()

@@ -166,7 +166,7 @@ class _Question:
 
         With a fit it is the time to a target loss.
         """
-        from dpsim.model.bits import row_letters
+        from dpsim.model.bits import letters
         from dpsim.model.critical_batch import add_time_to_target
         from dpsim.model.hours import add_hours
         from dpsim.model.points import compared, predict_grid
@@ -182,8 +182,9 @@ class _Question:
         else:
             (only,) = predicted.values()
             points, summary = [row.record() for row in only.rows], only.summary()
-        for point, letter in zip(points, row_letters(rows), strict=False):
-            point["bits"] = letter
+        if self.workload.ddp is None:
+            for point, letter in zip(points, letters([row.bits for row in rows]), strict=True):
+                point["bits"] = letter
         if fit is not None:
             add_time_to_target(points, summary, fit)
         if training is not None:

@@ -97,11 +97,11 @@ def as_json(
     from dpsim import codec
 
     if json or output is not None:
-        shown = json_object(command, points, summary)
+        text = codec.to_json(json_object(command, points, summary))
         if output is not None:
-            codec.write(output, shown)
+            codec.write_json(output, text)
         if json:
-            print(codec.to_json(shown))
+            print(text)
     return json
 
 

@@ -6,6 +6,8 @@ gradient is added over the ranks.
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,8 +17,6 @@ from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.kernels.allreduce.expression import part, text
 from dpsim.kernels.allreduce.orders import Order
 from dpsim.memo import remember
-from dpsim.model.rows import PredictedRow
-from dpsim.model.step import scheduled
 from dpsim.schedule import Schedule
 from dpsim.workload import Workload
 
@@ -62,14 +62,22 @@ class Bits:
     orders: Mapping[str, Ranges] | None
     scheme: tuple[object, ...]
     repeatable: bool = True
+    digest_of_orders: bytes = b""
+
+    @property
+    def digest(self) -> bytes | None:
+        """Equal where the law says that the bits are the same; None where no other step is known to have these."""
+        if self.orders is None and not self.repeatable:
+            return None
+        return _digest(self.work, self.scheme if self.orders is None else self.digest_of_orders)
 
     def same(self, other: Bits) -> bool:
         """Return whether the law says that the bits are the same. If not they differ, but for chance."""
-        if self.work != other.work:
-            return False
-        if self.orders is None or other.orders is None:
-            return self.repeatable and self.scheme == other.scheme
-        return self.orders == other.orders
+        return self.digest is not None and self.digest == other.digest
+
+
+def _digest(*values: object) -> bytes:
+    return hashlib.blake2b(repr(values).encode(), digest_size=16).digest()
 
 
 def plan_bits(schedule: Schedule, *, shares_memory: bool = True) -> Bits:
@@ -91,16 +99,17 @@ def plan_bits(schedule: Schedule, *, shares_memory: bool = True) -> Bits:
         shares_memory=shares_memory,
     )
     buckets = tuple(schedule.bucket_tensors(bucket) for bucket in range(schedule.buckets))
-    orders = _orders(workload, how, buckets, schedule.dynamic) if plan.data_devices <= MOST_RANKS else None
+    known = _orders(workload, how, buckets, schedule.dynamic) if plan.data_devices <= MOST_RANKS else None
+    orders, digest = known or (None, b"")
     measured = plan.algorithm == "auto" and not shares_memory and plan.data_devices > 2
-    return Bits(work, orders, (how, buckets), repeatable=not (schedule.dynamic or measured))
+    return Bits(work, orders, (how, buckets), not (schedule.dynamic or measured), digest)
 
 
 @remember
 def _orders(
     workload: Workload, how: Summation, buckets: tuple[tuple[str, ...], ...], dynamic: bool
-) -> dict[str, Ranges] | None:
-    """Return the order of each tensor; None where one is not known, or depends on buckets that are decided later."""
+) -> tuple[dict[str, Ranges], bytes] | None:
+    """(The order of each tensor, their digest); None where one is not known, or depends on buckets decided later."""
     elements = {tensor.name: tensor.elements for tensor in workload.tensors}
     orders: dict[str, Ranges] = {}
     for tensors in buckets:
@@ -112,34 +121,16 @@ def _orders(
             stop = first + elements[name]
             orders[name] = tuple(part(ranges, first, stop))
             first = stop
-    return orders
+    return orders, _digest(sorted(orders.items()))
 
 
-def row_letters(rows: Sequence[PredictedRow]) -> list[str]:
-    """Return the letters of predicted rows that dpsim's runtime would train; empty for another runtime's workload."""
-    if any(row.workload.ddp is not None for row in rows):
-        return []
-    return letters(
-        [
-            plan_bits(scheduled(row.workload, row.machine, row.plan), shares_memory=row.machine.network == "node")
-            for row in rows
-        ]
-    )
-
-
-def letters(bits: Sequence[Bits]) -> list[str]:
-    """Return A, B, ... for each: equal letters have equal bits."""
-    representatives: list[Bits] = []
-    numbers = []
-    likely: dict[tuple[object, ...], int] = {}  # so that a large grid is not compared with all that differ
-    for each in bits:
-        number = likely.get((each.work, each.scheme), 0)
-        if number >= len(representatives) or not each.same(representatives[number]):
-            number = next((n for n, other in enumerate(representatives) if each.same(other)), len(representatives))
-            representatives += [each] * (number == len(representatives))
-            likely[each.work, each.scheme] = number
-        numbers.append(number)
-    return [letter(number) for number in numbers]
+def letters(digests: Sequence[bytes | None]) -> list[str]:
+    """Return A, B, ... for the digest of each: equal letters have equal bits."""
+    numbers, new = dict[bytes, int](), itertools.count()
+    return [
+        letter(next(new) if each is None else numbers[each] if each in numbers else numbers.setdefault(each, next(new)))
+        for each in digests
+    ]
 
 
 def letter(number: int) -> str:

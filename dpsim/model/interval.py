@@ -74,10 +74,14 @@ def predict(workload: Workload, machine: Machine, plan: Plan) -> Prediction:
 
 def predict_with_interval(workload: Workload, machine: Machine, plan: Plan) -> tuple[Prediction, Interval]:
     """(``predict``, the interval of it with its parts)."""
-    schedule = scheduled(workload, machine, plan)
+    return of_schedule(scheduled(workload, machine, plan), machine)
+
+
+def of_schedule(schedule: Schedule, machine: Machine) -> tuple[Prediction, Interval]:
+    """``predict_with_interval`` of a plan's schedule."""
     priced = price(schedule, machine)
     ends = interval(priced, schedule)
-    free_s = price(schedule, machine, FREE_NETWORK).step_s if plan.devices > 1 else priced.step_s
+    free_s = price(schedule, machine, FREE_NETWORK).step_s if schedule.plan.devices > 1 else priced.step_s
     prediction = msgspec.structs.replace(
         priced.prediction,
         communication_cost_s=priced.step_s - free_s,

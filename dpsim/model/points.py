@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -19,18 +19,20 @@ from dpsim.launch.workers import in_order
 from dpsim.lowering import check_synchronous
 from dpsim.machine import Machine
 from dpsim.model.cautions import cautions
-from dpsim.model.compare import choose_overlap
+from dpsim.model.compare import choose_overlap, known_mechanisms
 from dpsim.model.deferring import gain_of_deferring
-from dpsim.model.interval import Interval, predict, predict_with_interval
+from dpsim.model.interval import Interval, of_schedule, predict
 from dpsim.model.memory import Memory, memory
 from dpsim.model.residuals import LEVEL
-from dpsim.model.rows import PredictedRow, Record, alone_of, best_of
-from dpsim.model.step import Prediction
+from dpsim.model.rows import PredictedRow, Record, alone_of, best_of, bits_of
+from dpsim.model.step import Prediction, scheduled
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.setting import Grid, Row, plan_of, threshold_bytes
 from dpsim.strategy import ZERO_REDUNDANCY, Zero3
 from dpsim.units import format_size
 from dpsim.workload import Workload
+
+_WithInterval: TypeAlias = tuple[Prediction, Interval]
 
 
 def predict_points(
@@ -148,16 +150,17 @@ def predict_grid(workload: Workload, machine: Machine, grid: Grid, executor: Exe
     every = [*dict.fromkeys((*planned.plans.values(), *planned.plans))]
     predicted = in_order(executor, functools.partial(_predicted, workload, machine), every)
     rows: dict[Plan, PredictedRow] = {}
-    for plan, (prediction, needed) in zip(every, predicted, strict=True):
+    for plan, known in zip(every, predicted, strict=True):
         alone = rows.get(planned.plans.get(plan, plan))
         row = rows[plan] = PredictedRow(workload=workload, machine=machine, plan=plan, alone=alone)
-        row.predicted, row.memory = prediction, needed
+        row.predicted, row.memory, row.bits = known
     return Predicted([rows[plan] for plan in planned.plans], planned.weak, planned.script)
 
 
-def _predicted(workload: Workload, machine: Machine, plan: Plan) -> tuple[tuple[Prediction, Interval], Memory]:
-    """Return what takes long about a row: its prediction with the interval, and the memory."""
-    return predict_with_interval(workload, machine, plan), memory(workload, plan, machine)
+def _predicted(workload: Workload, machine: Machine, plan: Plan) -> tuple[_WithInterval, Memory, bytes | None]:
+    """Return what takes long about a row: its prediction with the interval, the memory, and the digest of its bits."""
+    schedule = scheduled(workload, machine, plan)
+    return of_schedule(schedule, machine), memory(workload, plan, machine), bits_of(schedule, machine)
 
 
 def rows_of_plans(workload: Workload, machine: Machine, plans: Sequence[Plan]) -> list[PredictedRow]:
@@ -211,10 +214,17 @@ def _planned(workload: Workload, machine: Machine, grid: Grid, executor: Executo
         plans[plan] = alone_of(plan, weak=weak)
     if overlap == "auto" and _waits_for_each(workload, plans):
         overlap = "off"
-    mechanism = choose_overlap(workload, machine, list(plans), executor=executor)[0] if overlap == "auto" else overlap
+    mechanism = _chosen(workload, machine, list(plans), executor) if overlap == "auto" else overlap
     return _Planned(
         {msgspec.structs.replace(plan, overlap=mechanism): single for plan, single in plans.items()}, script, weak
     )
+
+
+def _chosen(workload: Workload, machine: Machine, plans: list[Plan], executor: Executor | None) -> str:
+    """Return the mechanism that all plans overlap by: the one that the machine knows, or that is recommended."""
+    on_several = [plan for plan in plans if plan.devices > 1]
+    known = known_mechanisms(machine, on_several) if on_several else ["off"]
+    return choose_overlap(workload, machine, plans, known, executor)[0] if len(known) > 1 else known[0]
 
 
 def _waits_for_each(workload: Workload, plans: Iterable[Plan]) -> bool:

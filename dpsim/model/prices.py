@@ -270,7 +270,7 @@ def _shares_of_parameters(schedule: Schedule) -> list[float]:
 def _scaled(points: Floats, factors: tuple[float, ...]) -> Floats:
     """A curve's rows times their factors; the curve itself where all are 1."""
     rows = factors[: len(points)]
-    if all(factor == 1 for factor in rows):
+    if rows.count(1.0) == len(rows):
         return points
     scaled: Floats = points * np.array(rows)[:, None]
     return scaled

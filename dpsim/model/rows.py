@@ -13,10 +13,12 @@ from dpsim.columns import Column, Row, columns_of
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.grouping import grouped
 from dpsim.machine import Machine
+from dpsim.model.bits import plan_bits
 from dpsim.model.interval import Interval, equally_fast, predict_with_interval, ratio_interval
 from dpsim.model.memory import Memory, memory
 from dpsim.model.step import Prediction, PricedStep, price, scheduled
 from dpsim.plan import Plan
+from dpsim.schedule import Schedule
 from dpsim.strategy import DataParallel
 from dpsim.workload import Workload
 
@@ -152,6 +154,11 @@ class PredictedRow(Row):
         return predict_with_interval(self.workload, self.machine, self.plan)
 
     @functools.cached_property
+    def bits(self) -> bytes | None:
+        """The digest of the bits of its steps (``dpsim.model.bits``)."""
+        return bits_of(scheduled(self.workload, self.machine, self.plan), self.machine)
+
+    @functools.cached_property
     def step_s(self) -> float:
         """The step, which is priced without its interval where that is not asked for."""
         if "predicted" in vars(self):
@@ -220,6 +227,13 @@ class PredictedRow(Row):
             | {"optimizer": self.optimizer}
             | {name: getattr(self, name) for name in names or columns_of(PredictedRow)}
         )
+
+
+def bits_of(schedule: Schedule, machine: Machine) -> bytes | None:
+    """Return the digest of a schedule's bits; None for those of another runtime's script."""
+    if schedule.workload.ddp is not None:
+        return None
+    return plan_bits(schedule, shares_memory=machine.network == "node").digest
 
 
 def alone_of(plan: Plan, *, weak: bool) -> Plan:
