@@ -29,6 +29,8 @@ _FACTORY = Expected(
 )
 _OF_RANKS = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL")
 """How variables begin by which a launcher tells a process which rank it is."""
+_CHUNKS, _CHUNKS_OF_ALL = (64, 512), 128
+"""The least and the most items that a worker is sent at a time, and how many chunks there are between."""
 _MOST_DIGITS = 4
 _ALLOWED = "a number of processes, MODULE:FACTORY or FILE.py:FACTORY"
 
@@ -65,17 +67,19 @@ def executor(text: str) -> Iterator[Executor | None]:
 
 
 def in_order(
-    executor: Executor | None, function: Callable[[T], R], items: Iterable[T], *, chunk: int = 64
+    executor: Executor | None, function: Callable[[T], R], items: Iterable[T], *, chunk: int | None = None
 ) -> Iterator[R]:
     """Yield ``function(item)`` of each item, in their order, from the workers of an executor; without one, from here.
 
-    Workers are sent ``chunk`` items at a time. Where the executor fails, that is said once on stderr: what its workers
+    Workers are sent ``chunk`` items at a time; without it, so many that they seldom wait for more, and end about
+    together. Where the executor fails, that is said once on stderr: what its workers
     have finished is kept, and the rest is computed here. Raises what ``function`` raises.
     """
     if executor is None or executor in _FAILED:
         yield from map(function, items)
         return
     every, sent = [*items], pickle.dumps(function)
+    chunk = chunk or min(max(_CHUNKS[0], len(every) // _CHUNKS_OF_ALL), _CHUNKS[1])
     chunks = [every[begin : begin + chunk] for begin in range(0, len(every), chunk)]
     futures, refused = list[Future[list[R]]](), None
     try:
