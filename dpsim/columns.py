@@ -8,6 +8,7 @@ the tables of reports and ``docs/results.md`` follow from it.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, get_args, get_type_hints, overload
 
@@ -175,6 +176,7 @@ def nested(kind: type[msgspec.Struct], name: str) -> tuple[AnyColumn, ...]:
     return tuple(columns)
 
 
+@functools.cache
 def columns_of(kind: type[Row | msgspec.Struct]) -> dict[str, AnyColumn]:
     """Return the columns that a class declares, by its attributes: those of a row, or on the fields of a struct."""
     if issubclass(kind, Row):
