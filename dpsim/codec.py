@@ -54,9 +54,7 @@ def _no_inf(value: Any) -> Any:
             return None
         return "inf" if value > 0 else "-inf"
     if isinstance(value, dict):
-        return {
-            k: v if type(v) in _PLAIN and v not in _INFINITE and v == v else _no_inf(v) for k, v in value.items()
-        }
+        return {k: v if type(v) in _PLAIN and v not in _INFINITE and v == v else _no_inf(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [v if type(v) in _PLAIN and v not in _INFINITE and v == v else _no_inf(v) for v in value]
     return value

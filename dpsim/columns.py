@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, get_args, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, get_args, get_type_hints, overload
 
 import msgspec
 
@@ -176,9 +176,13 @@ def nested(kind: type[msgspec.Struct], name: str) -> tuple[AnyColumn, ...]:
     return tuple(columns)
 
 
-@functools.cache
 def columns_of(kind: type[Row | msgspec.Struct]) -> dict[str, AnyColumn]:
     """Return the columns that a class declares, by its attributes: those of a row, or on the fields of a struct."""
+    return _columns_of(cast(Any, kind))  # mypy takes a class whose objects have no hash for one without
+
+
+@functools.cache
+def _columns_of(kind: type[Any]) -> dict[str, AnyColumn]:
     if issubclass(kind, Row):
         return {name: item for name, item in vars(kind).items() if isinstance(item, Column)}
     hints = get_type_hints(kind, include_extras=True)

@@ -196,9 +196,9 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
         assert point.buckets == buckets[plan.threshold_bytes]
         assert sum(point.bucket_bytes) == 4 * 4 * (32 * 32 + 32)
     own = {point.setting.plan.threshold_bytes: point for point in results.other_points}
-    assert {cap: (point.buckets, sum(point.bucket_bytes)) for cap, point in own.items()} == {
-        cap: (count, 4 * 4 * (32 * 32 + 32)) for cap, count in buckets.items()
-    }
+    assert own  # where cores are busy, not of each cap
+    for cap, point in own.items():
+        assert (point.buckets, sum(point.bucket_bytes)) == (buckets[cap], 4 * 4 * (32 * 32 + 32))
     for point in own.values():
         assert (point.setting.where, point.setting.plan.devices) == ("paced:500us,100mbit (emulated computation)", 2)
         assert point.emulation is not None and len(point.step_s) >= 6 * FEWEST_ROUNDS and not point.logged_s
