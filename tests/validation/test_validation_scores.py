@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from published_files import EXPERIMENTS
 
 from dpsim.errors import ConfigError, FileFormatError
-from dpsim.launch.workers import executor
-from dpsim.model.defaults import DEFAULTS, WIDTHS
+from dpsim.model.defaults import DEFAULTS
 from dpsim.model.message import message
 from dpsim.validation import contestants
 from dpsim.validation.case import Case, Part, parts, read_cases
@@ -287,21 +286,6 @@ def test_a_cluster_is_widened_by_what_the_others_miss() -> None:
     assert math.log(first.high) / math.log(1.1) == pytest.approx(widths_by_cell(rows[1:])[rows[1].cell].factor)
     assert math.log(second.high) / math.log(1.1) == pytest.approx(widths_by_cell(rows[:1])[rows[0].cell].factor)
     assert first.miss < 0.5 / 1.5 and [row.predicted for row in (first, second)] == [1.0, 1.0]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_what_comes_with_dpsim_is_what_all_clusters_imply() -> None:
-    with executor("2") as pool:
-        result = validate(executor=pool)
-    shipped = {default.field: default.value for default in DEFAULTS}
-    assert {each.field: each.value for each in result.assumed[NOBODY]} == shipped
-    for width in WIDTHS:
-        implied = result.widths.get(width.group)
-        if implied is None:  # nobody has published this: as wide as what is most alike
-            assert width.clusters == 0
-            continue
-        assert (implied.clusters, implied.factor) == (width.clusters, pytest.approx(width.factor, abs=0.01))
 
 
 def test_parts_are_predicted_alike_by_processes() -> None:
