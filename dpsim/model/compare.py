@@ -84,6 +84,15 @@ def choose_overlap(
     return recommended(steps), steps
 
 
+def chosen_overlap(
+    workload: Workload, machine: Machine, plans: Sequence[Plan], executor: Executor | None = None
+) -> str:
+    """The mechanism of ``choose_overlap``, without pricing the plans where the machine knows only one."""
+    on_several = [plan for plan in plans if plan.devices > 1]
+    known = known_mechanisms(machine, on_several) if on_several else ["off"]
+    return choose_overlap(workload, machine, on_several, known, executor)[0] if len(known) > 1 else known[0]
+
+
 def known_mechanisms(machine: Machine, plans: Sequence[Plan]) -> Sequence[str]:
     """Return off, inline and the overlaps that the machine has tables of for the algorithms of these plans.
 

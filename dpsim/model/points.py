@@ -19,7 +19,7 @@ from dpsim.launch.workers import in_order
 from dpsim.lowering import check_synchronous
 from dpsim.machine import Machine
 from dpsim.model.cautions import cautions
-from dpsim.model.compare import choose_overlap, known_mechanisms
+from dpsim.model.compare import chosen_overlap
 from dpsim.model.deferring import gain_of_deferring
 from dpsim.model.interval import Interval, of_schedule, predict
 from dpsim.model.memory import Memory, memory
@@ -45,7 +45,7 @@ def predict_points(
     workload's largest profiled local batch is predicted. Without ``algorithm`` it is ``default_algorithm``. One
     device has no threshold and is predicted once; no threshold means the rule's default, and where rules are
     compared, those that take no threshold get none. ``overlap`` may be ``auto`` (the default): the mechanism that
-    ``choose_overlap`` chooses for all points. ``cycle_s`` belongs to the rule ``horovod``.
+    ``chosen_overlap`` chooses for all points. ``cycle_s`` belongs to the rule ``horovod``.
 
     Where the workload was recorded from a script with DDP, what the script told DDP takes the place of the defaults:
     rule ``ddp`` (``ddp-2.3`` before PyTorch 2.4) with its bucket cap, the micro-batches of a step, the type that its
@@ -214,17 +214,10 @@ def _planned(workload: Workload, machine: Machine, grid: Grid, executor: Executo
         plans[plan] = alone_of(plan, weak=weak)
     if overlap == "auto" and _waits_for_each(workload, plans):
         overlap = "off"
-    mechanism = _chosen(workload, machine, list(plans), executor) if overlap == "auto" else overlap
+    mechanism = chosen_overlap(workload, machine, list(plans), executor) if overlap == "auto" else overlap
     return _Planned(
         {msgspec.structs.replace(plan, overlap=mechanism): single for plan, single in plans.items()}, script, weak
     )
-
-
-def _chosen(workload: Workload, machine: Machine, plans: list[Plan], executor: Executor | None) -> str:
-    """Return the mechanism that all plans overlap by: the one that the machine knows, or that is recommended."""
-    on_several = [plan for plan in plans if plan.devices > 1]
-    known = known_mechanisms(machine, on_several) if on_several else ["off"]
-    return choose_overlap(workload, machine, plans, known, executor)[0] if len(known) > 1 else known[0]
 
 
 def _waits_for_each(workload: Workload, plans: Iterable[Plan]) -> bool:
