@@ -72,8 +72,8 @@ def in_order(
     """Yield ``function(item)`` of each item, in their order, from the workers of an executor; without one, from here.
 
     Workers are sent ``chunk`` items at a time; without it, so many that they seldom wait for more, and end about
-    together. Where the executor fails, that is said once on stderr: what its workers
-    have finished is kept, and the rest is computed here. Raises what ``function`` raises.
+    together. Where the executor fails, that is said once on stderr: what its workers have finished is kept, and the
+    rest is computed here. Raises what ``function`` raises.
     """
     if executor is None or executor in _FAILED:
         yield from map(function, items)

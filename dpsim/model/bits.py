@@ -7,7 +7,6 @@ gradient is added over the ranks.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -126,11 +125,9 @@ def _orders(
 
 def letters(digests: Sequence[bytes | None]) -> list[str]:
     """Return A, B, ... for the digest of each: equal letters have equal bits."""
-    numbers, new = dict[bytes, int](), itertools.count()
-    return [
-        letter(next(new) if each is None else numbers[each] if each in numbers else numbers.setdefault(each, next(new)))
-        for each in digests
-    ]
+    keys = [object() if each is None else each for each in digests]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return [letter(numbers[key]) for key in keys]
 
 
 def letter(number: int) -> str:

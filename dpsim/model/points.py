@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,8 +31,6 @@ from dpsim.setting import Grid, Row, plan_of, threshold_bytes
 from dpsim.strategy import ZERO_REDUNDANCY, Zero3
 from dpsim.units import format_size
 from dpsim.workload import Workload
-
-_WithInterval: TypeAlias = tuple[Prediction, Interval]
 
 
 def predict_points(
@@ -150,14 +148,16 @@ def predict_grid(workload: Workload, machine: Machine, grid: Grid, executor: Exe
     every = [*dict.fromkeys((*planned.plans.values(), *planned.plans))]
     predicted = in_order(executor, functools.partial(_predicted, workload, machine), every)
     rows: dict[Plan, PredictedRow] = {}
-    for plan, known in zip(every, predicted, strict=True):
+    for plan, (prediction, needed, bits) in zip(every, predicted, strict=True):
         alone = rows.get(planned.plans.get(plan, plan))
         row = rows[plan] = PredictedRow(workload=workload, machine=machine, plan=plan, alone=alone)
-        row.predicted, row.memory, row.bits = known
+        row.predicted, row.memory, row.bits = prediction, needed, bits
     return Predicted([rows[plan] for plan in planned.plans], planned.weak, planned.script)
 
 
-def _predicted(workload: Workload, machine: Machine, plan: Plan) -> tuple[_WithInterval, Memory, bytes | None]:
+def _predicted(
+    workload: Workload, machine: Machine, plan: Plan
+) -> tuple[tuple[Prediction, Interval], Memory, bytes | None]:
     """Return what takes long about a row: its prediction with the interval, the memory, and the digest of its bits."""
     schedule = scheduled(workload, machine, plan)
     return of_schedule(schedule, machine), memory(workload, plan, machine), bits_of(schedule, machine)
